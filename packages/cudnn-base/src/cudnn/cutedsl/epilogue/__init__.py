@@ -1,0 +1,1 @@
+"""What happens to an accumulator between the matrix cores and global memory."""

@@ -1,0 +1,96 @@
+"""How a GEMM runs: tile, cluster, schedule. Results never depend on it. No DSL import, so that tuners and support checks stay cheap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+from cudnn.cutedsl.gemm.problem import GemmProblem
+
+SMEM_BYTES = 232448  # shared memory one CTA may use on compute capability 9.0
+TILE_K_BYTES = 128  # one swizzle atom along K
+BARRIER_BYTES = 1024  # mbarriers and alignment slack
+MAX_STAGES = 8
+SLAB_ROWS, SLAB_COLUMNS = 64, 32  # what one warpgroup hands to one TMA store
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """One way to run a problem.
+
+    - ``tile_m``, ``tile_n``: rows and columns of D one tile covers. Cooperative: two consumer warpgroups share a tile. Pingpong: each has
+      its own and one's epilogue runs beside the other's mainloop.
+    - ``cluster_m``, ``cluster_n``: CTAs per cluster along M and N; B is multicast along M, A along N.
+    - ``raster``: ``"m"`` or ``"n"``, the direction in which neighbouring CTAs walk; ``group``: how many tiles wide a walk is before it
+      turns, so that what it reads stays in L2.
+    - ``stages``: depth of the operand pipeline; None takes what shared memory leaves after the epilogue.
+    """
+
+    tile_m: int = 128
+    tile_n: int = 256
+    cluster_m: int = 1
+    cluster_n: int = 1
+    pingpong: bool = False
+    raster: str = "m"
+    group: int = 8
+    stages: int | None = None
+
+    @classmethod
+    def of(cls, value: GemmConfig | Mapping[str, object]) -> GemmConfig:
+        """A config from itself or from a mapping of its fields; an unknown field raises ValueError."""
+        if isinstance(value, GemmConfig):
+            return value
+        if not isinstance(value, Mapping):
+            raise ValueError(f"config: found {type(value).__name__}, needs a GemmConfig, a dict of its fields, or None")
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(value) - known)
+        if unknown:
+            raise ValueError(f"config: unknown field {', '.join(map(repr, unknown))}; the fields are {', '.join(sorted(known))}")
+        return cls(**value)  # type: ignore[arg-type]
+
+    @property
+    def consumer_warpgroups(self) -> int:
+        return 1 if self.tile_m == 64 and not self.pingpong else 2
+
+    @property
+    def rows_per_warpgroup(self) -> int:
+        return self.tile_m if self.pingpong else self.tile_m // self.consumer_warpgroups
+
+    def stage_bytes(self, problem: GemmProblem) -> int:
+        """Bytes of A and B in one pipeline stage."""
+        return (self.tile_m + self.tile_n) * TILE_K_BYTES
+
+    def stages_for(self, problem: GemmProblem, epilogue_bytes: int) -> int:
+        """Pipeline depth: as many stages as fit beside ``epilogue_bytes`` of the epilogue, MAX_STAGES at most."""
+        fit = (SMEM_BYTES - BARRIER_BYTES - epilogue_bytes) // self.stage_bytes(problem)
+        return min(self.stages or MAX_STAGES, fit, MAX_STAGES)
+
+    def supports(self, problem: GemmProblem, *, epilogue_bytes: int = 0, columns_per_visit: int = SLAB_COLUMNS) -> str | None:
+        """None if the kernel can run ``problem`` this way, else the reason why not."""
+        if self.tile_m not in (64, 128, 256):
+            return f"tile_m: found {self.tile_m}, needs 64, 128 or 256"
+        if self.tile_n % columns_per_visit or not columns_per_visit <= self.tile_n <= 256:
+            return f"tile_n: found {self.tile_n}, needs a multiple of {columns_per_visit} from {columns_per_visit} to 256"
+        if self.raster not in ("m", "n"):
+            return f"raster: found {self.raster!r}, needs 'm' or 'n'"
+        if self.group < 1:
+            return f"group: found {self.group}, needs at least 1"
+        if self.cluster_m not in (1, 2, 4) or self.cluster_n not in (1, 2, 4) or self.cluster_m * self.cluster_n > 4:
+            return f"cluster: found {self.cluster_m}x{self.cluster_n}, needs 1, 2 or 4 each and at most 4 CTAs together"
+        # 256 columns x 128 rows in one warpgroup would be 256 accumulators a thread, all there are.
+        accumulators = self.rows_per_warpgroup * self.tile_n // 128
+        if accumulators > (192 if self.pingpong else 128):
+            return f"tile {self.tile_m}x{self.tile_n} needs {accumulators} accumulators a thread in this schedule; the register file holds {192 if self.pingpong else 128} beside the epilogue"
+        if problem.b_parts != "single" and self.tile_n // SLAB_COLUMNS % (2 * self.cluster_m):
+            return f"tile_n {self.tile_n} with cluster_m {self.cluster_m}: the 32-row pieces of two weight halves do not divide among the cluster's CTAs"
+        if self.stages is not None and self.stages < 2:
+            return f"stages: found {self.stages}, needs at least 2"
+        if self.stages_for(problem, epilogue_bytes) < 2:
+            return f"tile {self.tile_m}x{self.tile_n} leaves no room for two pipeline stages beside {epilogue_bytes} bytes of epilogue"
+        return None
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.tile_m}x{self.tile_n}{'-pingpong' if self.pingpong else ''}-cluster{self.cluster_m}x{self.cluster_n}-{self.raster}{self.group}"

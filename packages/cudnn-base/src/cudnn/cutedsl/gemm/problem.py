@@ -1,0 +1,51 @@
+"""What a GEMM computes, as far as it changes the generated code. Extents, scalars and pointers are run-time values and have no place here."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+_BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "float8_e4m3fn": 8, "float8_e5m2": 8}
+
+
+@dataclass(frozen=True)
+class GemmProblem:
+    """S = A Bᵀ with A (M, K, L) and B (N, K, L).
+
+    ``a_major`` is ``"k"`` or ``"m"``, ``b_major`` ``"k"`` or ``"n"``: the axis with stride 1.
+    ``b_parts`` says how B's rows reach the kernel:
+
+    - ``"single"``: one tensor, rows in order.
+    - ``"halves"``: one tensor of two stacked halves; a tile takes 32 rows of the first and the 32 rows of the second that belong to
+      them, in turn.
+    - ``"pair"``: the same from two tensors.
+
+    ``grouping`` is ``"dense"``: one problem, or L equal ones.
+    """
+
+    a_dtype: str
+    b_dtype: str
+    acc_dtype: str = "float32"
+    a_major: str = "k"
+    b_major: str = "k"
+    b_parts: str = "single"
+    grouping: str = "dense"
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("a_dtype", self.a_dtype, tuple(_BITS)),
+            ("b_dtype", self.b_dtype, tuple(_BITS)),
+            ("acc_dtype", self.acc_dtype, ("float32", "float16")),
+            ("a_major", self.a_major, ("k", "m")),
+            ("b_major", self.b_major, ("k", "n")),
+            ("b_parts", self.b_parts, ("single", "halves", "pair")),
+            ("grouping", self.grouping, ("dense",)),
+        ):
+            if value not in allowed:
+                raise ValueError(f"GemmProblem.{name}: found {value!r}, needs one of {', '.join(map(repr, allowed))}")
+
+    @property
+    def operand_bits(self) -> int:
+        return _BITS[self.a_dtype]
+
+    def as_dict(self) -> dict[str, str]:
+        return asdict(self)

@@ -1,0 +1,1 @@
+"""The graph API; its public names are reached as `cudnn.<name>`."""

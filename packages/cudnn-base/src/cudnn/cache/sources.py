@@ -1,0 +1,185 @@
+"""Hashes of the modules a kernel is generated from: found by reading their import statements, without importing anything.
+
+A module counts when it belongs to this project (``cudnn``, ``cudnn_*``) or to the distribution of one of the modules asked for, so that a
+third party's fusion is covered as well. ``from package import module`` reaches the module alone; a package's ``__init__`` counts only
+where something in it is imported by name. Imports under ``if TYPE_CHECKING:`` generate no code and do not count.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+# These store and report compiled kernels; nothing in them can change the generated code.
+_NOT_HASHED = ("cudnn.cache", "cudnn.logs")
+_MEMO_ENTRIES = 4000
+
+# One import: (module, names imported from it). Relative imports are written out before they come here.
+_Import = tuple[str, tuple[str, ...]]
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING")
+
+
+def _statements(source: bytes) -> list[tuple[int, str, tuple[str, ...]]]:
+    """Every import of a module's source as (level, module, names); ``import a.b`` has no names."""
+    found = []
+    stack: list[ast.AST] = [ast.parse(source)]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.Import):
+            found += [(0, alias.name, ()) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found.append((node.level, node.module or "", tuple(alias.name for alias in node.names)))
+        elif isinstance(node, ast.If) and _is_type_checking(node.test):
+            stack.extend(node.orelse)
+        elif not isinstance(node, ast.expr):  # an expression holds no statement
+            stack.extend(ast.iter_child_nodes(node))
+    return sorted(found)
+
+
+class SourceIndex:
+    """Finds, reads and hashes modules; keeps what it learnt for as long as a file's time and size stay as they were."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files: dict[str, tuple[tuple, str, list[_Import]]] = {}  # module -> (file and its signature, sha256, imports)
+        self._memo: dict[str, list] = {}  # sha256 of a source -> its import statements, as _statements gives them
+        self._memo_path: Path | None = None
+        self._memo_new = False
+
+    def hashes(self, modules: Sequence[str], *, memo: Path | None = None) -> dict[str, str]:
+        """sha256 of every module in the transitive closure of ``modules``, by module name.
+
+        ``memo`` names a file that keeps the import statements of sources by their hash: parsing the kernels' sources takes longer than
+        everything else on the way to a stored object, and a content hash never goes stale. A missing, damaged or unwritable memo only
+        costs time. Raises ModuleNotFoundError when one of ``modules`` does not exist.
+        """
+        with self._lock:
+            self._open_memo(memo)
+            tops = {name.partition(".")[0] for name in modules}
+            result: dict[str, str] = {}
+            pending = list(modules)
+            while pending:
+                name = pending.pop()
+                if name in result:
+                    continue
+                spec = _find(name)
+                if spec is None:
+                    if name in modules:
+                        raise ModuleNotFoundError(f"cache sources: found no module named {name!r}", name=name)
+                    result[name] = "not installed"
+                    continue
+                result[name], imports = self._read(name, spec)
+                pending += [n for n in self._targets(imports, tops) if n not in result]
+            self._save_memo()
+            return dict(sorted(result.items()))
+
+    def _targets(self, imports: Iterable[_Import], tops: set[str]) -> Iterable[str]:
+        for module, names in imports:
+            top = module.partition(".")[0]
+            if not (top == "cudnn" or top.startswith("cudnn_") or top in tops) or _skipped(module):
+                continue
+            submodules = [f"{module}.{n}" for n in names if n != "*" and not _skipped(f"{module}.{n}") and _find(f"{module}.{n}") is not None]
+            yield from submodules
+            if not names or len(submodules) < sum(not _skipped(f"{module}.{n}") for n in names):
+                yield module
+
+    def _read(self, name: str, spec: importlib.machinery.ModuleSpec) -> tuple[str, list[_Import]]:
+        if not spec.has_location or spec.origin is None:  # a namespace package has no source of its own
+            return "no source", []
+        try:
+            stat = os.stat(spec.origin)
+            signature = (spec.origin, stat.st_mtime_ns, stat.st_size)
+        except OSError:  # inside a zip archive
+            signature = (spec.origin, None, None)
+        known = self._files.get(name)
+        if known is not None and known[0] == signature and signature[1] is not None:
+            return known[1], known[2]
+        data = spec.loader.get_data(spec.origin)  # type: ignore[union-attr]
+        sha = hashlib.sha256(data).hexdigest()
+        statements = self._memo.get(sha)
+        if statements is None:
+            statements = _statements(data) if spec.origin.endswith(".py") else []
+            self._memo[sha] = statements
+            self._memo_new = True
+        package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
+        imports = [(_absolute(level, module, package), tuple(names)) for level, module, names in statements]
+        self._files[name] = (signature, sha, imports)
+        return sha, imports
+
+    def _open_memo(self, path: Path | None) -> None:
+        if path is None or path == self._memo_path:
+            return
+        self._memo_path = path
+        with contextlib.suppress(OSError, ValueError):
+            stored = json.loads(path.read_bytes())
+            if isinstance(stored, dict):
+                self._memo = {**{sha: statements for sha, statements in stored.items() if _is_statements(statements)}, **self._memo}
+
+    def _save_memo(self) -> None:
+        if self._memo_path is None or not self._memo_new:
+            return
+        self._memo_new = False
+        text = json.dumps(dict(list(self._memo.items())[-_MEMO_ENTRIES:]), separators=(",", ":"))
+        temporary = self._memo_path.with_name(f"{self._memo_path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+        with contextlib.suppress(OSError):
+            try:
+                temporary.write_text(text)
+                os.replace(temporary, self._memo_path)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+
+def _is_statements(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(s, list) and len(s) == 3 and isinstance(s[0], int) and isinstance(s[1], str) and isinstance(s[2], list) for s in value
+    )
+
+
+def _skipped(module: str) -> bool:
+    return any(module == prefix or module.startswith(f"{prefix}.") for prefix in _NOT_HASHED)
+
+
+def _absolute(level: int, module: str, package: str) -> str:
+    if not level:
+        return module
+    base = package.split(".")
+    base = base[: len(base) - level + 1]
+    return ".".join([*base, module] if module else base)
+
+
+def _find(name: str) -> importlib.machinery.ModuleSpec | None:
+    """The spec of ``name``. importlib's own find_spec would import its parent packages; this walks their directories instead."""
+    top, *rest = name.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # loaded by hand, without a spec
+        spec = None
+    full = top
+    for part in rest:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        full = f"{full}.{part}"
+        loaded = sys.modules.get(full)
+        locations = list(spec.submodule_search_locations)
+        spec = importlib.machinery.PathFinder.find_spec(full, locations) or getattr(loaded, "__spec__", None)
+    return spec
+
+
+_index = SourceIndex()
+
+
+def hashes(modules: Sequence[str], *, memo: Path | None = None) -> dict[str, str]:
+    """``SourceIndex.hashes`` of the process's one index."""
+    return _index.hashes(modules, memo=memo)

@@ -1,0 +1,12 @@
+"""Reference engine: what every operation computes, in plain torch.
+
+Works in float32 (float64 on request), takes any strides and any device, and is what CPU calls, the tests and the documentation use.
+Torch is imported by the functions, not by this module.
+"""
+
+from __future__ import annotations
+
+from cudnn.reference.gated import GLU_LAYOUTS, GLU_ORDERS, deinterleave_gate_up, interleave_gate_up, split_gate_up, swiglu
+from cudnn.reference.gemm import cast, full_float32, matmul
+
+__all__ = ["GLU_LAYOUTS", "GLU_ORDERS", "cast", "deinterleave_gate_up", "full_float32", "interleave_gate_up", "matmul", "split_gate_up", "swiglu"]

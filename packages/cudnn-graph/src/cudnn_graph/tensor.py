@@ -69,7 +69,7 @@ class Tensor:
 
     Attributes that engines read (all properties): ``name``, ``uid``, ``dim``, ``stride`` (in elements), ``data_type`` (resolved after
     ``validate``), ``is_virtual``, ``is_pass_by_value``, ``reordering_type``, ``ragged_offset``, ``ragged_offset_multiplier``,
-    ``alignment_value``, ``scalar_value`` and ``scalar_kind`` (of ``tensor_scalar``), ``bound`` (the framework tensor given as an operand),
+    ``alignment_value``, ``scalar_value`` and ``scalar_kind`` (of ``tensor_scalar``), ``bound`` (the framework tensor given as an operand), ``device`` (where the template or operand lives, "cuda:0", or None),
     ``producer`` (``(node, port)`` or None), ``dim_assigned`` / ``stride_assigned`` / ``uid_assigned`` (set by the user rather than inferred).
     """
 
@@ -89,6 +89,7 @@ class Tensor:
         "scalar_value",
         "scalar_kind",
         "bound",
+        "device",
         "producer",
         "dim_assigned",
         "stride_assigned",
@@ -113,6 +114,7 @@ class Tensor:
         self.scalar_value: int | float | None = None
         self.scalar_kind: scalar_type | None = None
         self.bound: Any = None
+        self.device: str | None = None
         self.producer: tuple[Node, str] | None = None
         self.dim_assigned = False
         self.stride_assigned = False

@@ -88,7 +88,7 @@ class ExecutionContext:
 class CompiledPlan(ABC):
     """A built plan. Immutable: it may be executed from several threads, each with a handle of its own."""
 
-    # Device type of the buffers the plan takes: "cuda", "cpu", or None for both.
+    # Device type of the buffers the plan takes: "cuda", or None for any.
     device_type: str | None = None
 
     def get_workspace_size(self, override: Mapping[int, tuple] | None = None) -> int:
@@ -112,6 +112,10 @@ class Engine(ABC):
     engine_id: int
     behavior_notes: tuple[behavior_note, ...] = ()
     numerical_notes: tuple[numerical_note, ...] = ()
+
+    def unavailable(self) -> str | None:
+        """Why the engine cannot be used in this process at all (no library, no device), or None. Cheap after the first call; never raises."""
+        return None
 
     @abstractmethod
     def check_support(self, graph: pygraph) -> None:

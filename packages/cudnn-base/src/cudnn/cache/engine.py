@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cudnn.cache import keys, settings
+from cudnn.cache import sources as source_hashes
 from cudnn.cache.locks import KeyLocks
 from cudnn.cache.stats import Stats
 from cudnn.cache.store import Entry, Miss, Store
@@ -222,6 +223,7 @@ def _save(store: Store, key: str, identity: Mapping[str, Any], built: Any, dump:
         log.debug("%s: not stored, %s", label, refused)
         return
     log.debug("%s: stored as %s", label, store.object_path(key))
+    source_hashes.save_memo()
     if limit:
         with contextlib.suppress(OSError):
             removed = store.evict(limit, keep=key)

@@ -82,7 +82,7 @@ class SourceIndex:
                     continue
                 result[name], imports = self._read(name, spec)
                 pending += [n for n in self._targets(imports, tops) if n not in result]
-            self._save_memo()
+            self.save_memo()
             return dict(sorted(result.items()))
 
     def _targets(self, imports: Iterable[_Import], tops: set[str]) -> Iterable[str]:
@@ -122,21 +122,25 @@ class SourceIndex:
         if path is None or path == self._memo_path:
             return
         self._memo_path = path
+        stored: dict[str, list] = {}
         with contextlib.suppress(OSError, ValueError):
-            stored = json.loads(path.read_bytes())
-            if isinstance(stored, dict):
-                self._memo = {**{sha: statements for sha, statements in stored.items() if _is_statements(statements)}, **self._memo}
+            content = json.loads(path.read_bytes())
+            if isinstance(content, dict):
+                stored = {sha: statements for sha, statements in content.items() if _is_statements(statements)}
+        self._memo_new = not self._memo.keys() <= stored.keys()
+        self._memo = {**stored, **self._memo}
 
-    def _save_memo(self) -> None:
+    def save_memo(self) -> None:
+        """Write what has been learnt to the memo last given; where that fails, the next call tries again."""
         if self._memo_path is None or not self._memo_new:
             return
-        self._memo_new = False
         text = json.dumps(dict(list(self._memo.items())[-_MEMO_ENTRIES:]), separators=(",", ":"))
         temporary = self._memo_path.with_name(f"{self._memo_path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
         with contextlib.suppress(OSError):
             try:
                 temporary.write_text(text)
                 os.replace(temporary, self._memo_path)
+                self._memo_new = False
             finally:
                 temporary.unlink(missing_ok=True)
 
@@ -183,3 +187,8 @@ _index = SourceIndex()
 def hashes(modules: Sequence[str], *, memo: Path | None = None) -> dict[str, str]:
     """``SourceIndex.hashes`` of the process's one index."""
     return _index.hashes(modules, memo=memo)
+
+
+def save_memo() -> None:
+    """``SourceIndex.save_memo`` of the process's one index: for when the memo's directory has just been made."""
+    _index.save_memo()

@@ -1,0 +1,18 @@
+"""The public names that base itself brings, in the form that every family uses. Base needs no entry point: the registry reads this record directly."""
+
+from __future__ import annotations
+
+from cudnn.family import Family
+
+FAMILY = Family(
+    name="base",
+    distribution="cudnn-base",
+    names={
+        "APIBase": "cudnn.api_base:APIBase",
+        "TensorDesc": "cudnn.tensor_desc:TensorDesc",
+        "TupleDict": "cudnn.tuple_dict:TupleDict",
+        "datatypes": "cudnn.datatypes",
+        "errors": "cudnn.errors",
+        "registry": "cudnn.registry",
+    },
+)

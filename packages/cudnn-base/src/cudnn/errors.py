@@ -22,3 +22,7 @@ class UnsupportedError(ValueError):
 
 class ArchitectureError(RuntimeError):
     """The device cannot run the kernel: another compute capability, or no CUDA device at all."""
+
+
+class cudnnGraphNotSupportedError(Exception):
+    """No engine serves this graph, or a data type has no counterpart in the graph API. Derives from Exception alone, as callers of the published API expect."""

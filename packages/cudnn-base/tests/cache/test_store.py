@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -139,7 +140,7 @@ class TestVersions:
         for name in {d.metadata["Name"].lower().replace("_", "-") for d in distributions() if d.metadata["Name"]}:
             if name.startswith(("nvidia-cutlass-dsl", "apache-tvm-ffi")):
                 assert ours[name] == version(name)
-        assert ours["python"].endswith("%d.%d" % __import__("sys").version_info[:2])
+        assert ours["python"].endswith(f"-{sys.version_info[0]}.{sys.version_info[1]}")
 
     def test_settings_of_the_dsl_that_change_code_are_part_of_the_key(self, compiler, monkeypatch):
         fetch(compiler.request(FIELDS))

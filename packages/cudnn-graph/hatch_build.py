@@ -73,7 +73,11 @@ class CustomBuildHook(BuildHookInterface):
         build_data["infer_tag"] = True
         if version == "editable":
             # The .pth file of an editable install points at src/, so the module must lie in the package's own folder there.
-            compile_extension(sources, root / "src" / PACKAGE / filename)
+            output = root / "src" / PACKAGE / filename
+            inputs = [*sources, *(root / "cpp").glob("*.hpp"), Path(__file__)]
+            # Installers run this twice, for the metadata and for the wheel.
+            if not output.exists() or output.stat().st_mtime < max(path.stat().st_mtime for path in inputs):
+                compile_extension(sources, output)
             return
         # A folder of its own: two builds from one checkout must not write to the same file.
         self._folder = Path(tempfile.mkdtemp(prefix="cudnn-graph-build-"))

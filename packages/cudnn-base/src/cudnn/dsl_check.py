@@ -26,6 +26,7 @@ KNOWN_BAD: dict[str, str] = {}
 INSTALL = 'pip install "cudnn-base[cutedsl]"'
 
 _MAIN = "nvidia-cutlass-dsl"
+_CUDA_LIBRARIES = f"{_MAIN}-libs-cu"
 # One attribute of each part of the DSL that the kernels stand on; the compiler itself (libs-base) and its Python side (libs-core) are different distributions.
 _PROBES = (
     ("cutlass", "Float32", "nvidia-cutlass-dsl-libs-core"),
@@ -109,7 +110,7 @@ def _probe() -> str | None:
 
 
 def _missing_libraries(found: dict[str, str]) -> list[str]:
-    """Libraries that the installed ones declare as needed. Those of an extra are not declared."""
+    """Libraries that the installed ones declare as needed. Those of an extra are not declared, and one compiler library per CUDA major version is enough."""
     import importlib_metadata
 
     needed = set()
@@ -118,6 +119,8 @@ def _missing_libraries(found: dict[str, str]) -> list[str]:
             required = re.match(r"[A-Za-z0-9._-]+", requirement)
             if required and "extra ==" not in requirement:
                 needed.add(re.sub(r"[-_.]+", "-", required.group()).lower())
+    if any(name.startswith(_CUDA_LIBRARIES) for name in found):
+        needed = {name for name in needed if not name.startswith(_CUDA_LIBRARIES)}
     return sorted(name for name in needed if name.startswith(f"{_MAIN}-libs-") and name not in found)
 
 

@@ -1,0 +1,138 @@
+"""From a kernel's description to something callable, without a tensor and without a GPU.
+
+A ``KernelSpec`` is plain, hashable, picklable data; this module imports the DSL only when one is built. Extents, strides, scalars and pointers are run-time
+values of the result: one build serves every M, N, K and L.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cudnn.cache import fetch
+from cudnn.cutedsl.gemm.config import GemmConfig
+from cudnn.cutedsl.gemm.problem import GemmProblem
+
+ARCH = "sm_90a"
+SYMBOL = "kernel"
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """One GEMM kernel: operation, problem, fusion, configuration, architecture.
+
+    ``fusion`` names a function ``"module:attribute"`` that takes ``(problem, options)`` and returns the ``Epilogue``; ``options`` is frozen data with ``as_dict()``. The result of
+    ``build()`` is called as ``kernel(operands, outputs, scalars, max_clusters, stream)``: tuples of tensors (rank 3, on the device), a tuple of floats, the number of clusters
+    that fit on the device at once, and a raw stream handle.
+    """
+
+    op: str
+    fusion: str
+    problem: GemmProblem
+    options: Any
+    config: GemmConfig
+    arch: str = ARCH
+
+    @property
+    def dtype(self) -> str:
+        return self.problem.a_dtype
+
+    @property
+    def label(self) -> str:
+        """Operation, what distinguishes the problem, and the configuration, for log lines and tables."""
+        p = self.problem
+        options = ",".join(str(v) for v in self.options.as_dict().values())
+        return f"{self.op} {p.a_dtype} a:{p.a_major} b:{p.b_major} {p.b_parts} [{options}] {self.config}"
+
+    def fields(self) -> dict[str, Any]:
+        """What the cache keys by, besides sources and versions."""
+        return {
+            "kernel": "gemm",
+            "op": self.op,
+            "fusion": self.fusion,
+            "problem": self.problem.as_dict(),
+            "options": self.options.as_dict(),
+            "config": self.config.as_dict(),
+            "arch": self.arch,
+        }
+
+    def build(self) -> Callable[..., None]:
+        """The kernel, from the cache or compiled now.
+
+        Raises:
+            ImportError: the DSL is missing, or an inconsistent mix of its distributions is installed.
+            ValueError: the configuration does not fit the problem.
+        """
+        from cudnn.dsl_check import require_dsl
+
+        require_dsl(self.op)
+        sources = ("cudnn.cutedsl.gemm.sm90", self.fusion.split(":")[0])
+        result = fetch(self.fields(), sources, build=self.compile, dump=_dump, load=_load, label=self.label)
+        return result.function if isinstance(result, Compiled) else result
+
+    def compile(self) -> Compiled:
+        """Compile now, past the cache."""
+        compiled = _compile(self)
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "kernel.o")
+            compiled.export_to_c(object_file_path=path, function_name=SYMBOL)
+            # The loaded object is what every later process runs, and it is called with less Python in between.
+            return Compiled(_load(path), Path(path).read_bytes())
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel made in this process: the callable and the object file it was loaded from."""
+
+    function: Callable[..., None]
+    object_bytes: bytes
+
+
+def _dump(compiled: Compiled, path: str) -> None:
+    Path(path).write_bytes(compiled.object_bytes)
+
+
+def _load(path: str) -> Callable[..., None]:
+    import cutlass.cute as cute
+
+    return getattr(cute.runtime.load_module(path, enable_tvm_ffi=True), SYMBOL)
+
+
+def _compile(spec: KernelSpec) -> Any:
+    import cutlass
+    import cutlass.cute as cute
+
+    from cudnn.cutedsl.gemm.sm90 import GemmSm90
+    from cudnn.datatypes import cutlass_dtype
+
+    p = spec.problem
+    module, attribute = spec.fusion.split(":")
+    epilogue = getattr(importlib.import_module(module), attribute)(p, spec.options)
+    a_dtype, b_dtype = cutlass_dtype(p.a_dtype), cutlass_dtype(p.b_dtype)
+    kernel = GemmSm90(p, spec.config, epilogue, a_dtype, b_dtype, cutlass_dtype(p.acc_dtype))
+    m, n, k, batches, n_half = (cute.sym_int() for _ in range(5))
+
+    def fake(dtype, rows, columns, row_contiguous: bool):
+        # Pitches are checked by the host layer, which knows that an axis of one element may have any.
+        stride = [cute.sym_int64(), cute.sym_int64(), cute.sym_int64()]
+        stride[1 if row_contiguous else 0] = 1
+        return cute.runtime.make_fake_tensor(dtype, (rows, columns, batches), stride=tuple(stride), assumed_align=16)
+
+    b_rows = n_half if p.b_parts == "pair" else n
+    operands = [fake(a_dtype, m, k, p.a_major == "k"), *(fake(b_dtype, b_rows, k, p.b_major == "k") for _ in range(kernel.operands.tensor_count - 1))]
+    columns = {"n": n, "n/2": n_half}
+    outputs = [fake(dtype, m, columns[width], row_contiguous) for dtype, row_contiguous, width in epilogue.tensors]
+    return cute.compile(
+        kernel,
+        tuple(operands),
+        tuple(outputs),
+        tuple(cutlass.Float32(1.0) for _ in range(epilogue.scalar_count)),
+        cutlass.Int32(1),
+        cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=False),
+        options=f"--enable-tvm-ffi --gpu-arch {spec.arch}",
+    )

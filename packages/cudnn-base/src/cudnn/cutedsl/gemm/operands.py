@@ -1,0 +1,127 @@
+"""Where a tile's operands are and how they reach shared memory.
+
+An operand source has two halves: on the host side it builds TMA descriptors and shared-memory layouts; on the device it issues, for one stage of the pipeline, the copies of one step along K. The
+kernel knows neither how many tensors there are nor how a tile's rows are found.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.cute.nvgpu import cpasync
+
+from cudnn.cutedsl import layout
+from cudnn.cutedsl.gemm.config import SLAB_COLUMNS, TILE_K_BYTES, GemmConfig
+from cudnn.cutedsl.gemm.problem import GemmProblem
+from cudnn.cutedsl.invariant import LoopInvariant
+
+
+class Strided(LoopInvariant):
+    """Operands of L equal problems, addressed by strides: A (M, K, L), B (N, K, L) as one tensor or as two halves side by side.
+
+    ``halves`` and ``pair`` fill a tile's B rows with 32 of the first half, then 32 of the second: the tile the epilogue sees is the 32-column interleave, whatever the
+    memory looks like, and nothing is copied beforehand. Each 32-row piece is a TMA box of its own; with multicast along M the pieces are dealt out to the cluster's CTAs.
+    """
+
+    def __init__(self, problem: GemmProblem, config: GemmConfig, a_dtype, b_dtype, stages: int):
+        self.problem, self.config, self.stages = problem, config, stages
+        self.a_dtype, self.b_dtype = a_dtype, b_dtype
+        self.tile_k = TILE_K_BYTES * 8 // a_dtype.width
+        self.a_k_major, self.b_k_major = problem.a_major == "k", problem.b_major == "k"
+        self.pieces = 1 if problem.b_parts == "single" else config.tile_n // SLAB_COLUMNS
+        self.parts = 1 if problem.b_parts == "single" else 2
+        self.tensor_count = 3 if problem.b_parts == "pair" else 2
+
+    def smem_layouts(self):
+        """Staged layouts of A (tile_m, tile_k) and B (tile_n, tile_k)."""
+        c = self.config
+        a = layout.swizzled(self.a_dtype, (c.tile_m, self.tile_k), self.a_k_major, self.stages)
+        # A piece of 32 rows in a row-contiguous-along-N tile must own whole swizzle rows, or no TMA box could write it.
+        narrow = SLAB_COLUMNS if self.pieces > 1 and not self.b_k_major else None
+        b = layout.swizzled(self.b_dtype, (c.tile_n, self.tile_k), self.b_k_major, self.stages, narrow)
+        return a, b
+
+    def stage_bytes(self) -> int:
+        return (self.config.tile_m * self.a_dtype.width + self.config.tile_n * self.b_dtype.width) * self.tile_k // 8
+
+    @cute.jit
+    def extents(self, tensors) -> tuple[Int32, Int32, Int32, Int32]:
+        """(M, N, K, L) of the problem."""
+        n = tensors[1].shape[0] * (2 if cutlass.const_expr(self.problem.b_parts == "pair") else 1)
+        return tensors[0].shape[0], n, tensors[0].shape[1], tensors[0].shape[2]
+
+    @cute.jit
+    def descriptors(self, tensors):
+        """Host side: (TMA atom, TMA tensor) of A and of each part of B."""
+        c = self.config
+        a_layout, b_layout = self.smem_layouts()
+        a = layout.for_tma(tensors[0], self.a_k_major)
+        result = [self._load(a, cute.slice_(a_layout, (None, None, 0)), (c.tile_m, self.tile_k), c.cluster_n, c.cluster_n)]
+        if cutlass.const_expr(self.parts == 1):
+            b = layout.for_tma(tensors[1], self.b_k_major)
+            result.append(self._load(b, cute.slice_(b_layout, (None, None, 0)), (c.tile_n, self.tile_k), c.cluster_m, c.cluster_m))
+        else:
+            whole = layout.for_tma(tensors[1], self.b_k_major)
+            if cutlass.const_expr(self.problem.b_parts == "pair"):
+                parts = (whole, layout.for_tma(tensors[2], self.b_k_major))
+            else:
+                parts = (layout.half(whole, 0, 0), layout.half(whole, 1, 0))
+            piece = cute.slice_(layout.swizzled(self.b_dtype, (SLAB_COLUMNS, self.tile_k), self.b_k_major, 1), (None, None, 0))
+            for part in parts:
+                result.append(self._load(part, piece, (SLAB_COLUMNS, self.tile_k), c.cluster_m, 1))
+        return tuple(result)
+
+    def _load(self, tensor, smem_layout, box, multicast: int, split: int):
+        op = cpasync.CopyBulkTensorTileG2SOp() if multicast == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
+        atom, view = cpasync.make_tiled_tma_atom(op, tensor, smem_layout, box, num_multicast=split)
+        return atom, view
+
+    @cute.jit
+    def prefetch(self, descriptors):
+        for atom, _ in descriptors:
+            cpasync.prefetch_descriptor(atom)
+
+    def loader(self, descriptors, sA, sB, cta_layout, cta_m, cta_n):
+        return StridedLoader(self, descriptors, sA, sB, cta_layout, cta_m, cta_n)
+
+
+class StridedLoader(LoopInvariant):
+    """Device side of ``Strided``: partitioned views, and one call per pipeline stage."""
+
+    def __init__(self, source: Strided, descriptors, sA, sB, cta_layout, cta_m, cta_n):
+        c = source.config
+        self.source, self.cta_m = source, cta_m
+        coord = (cta_m, cta_n, 0)
+        self.a_mask = cute.make_layout_image_mask(cta_layout, coord, mode=1) if c.cluster_n > 1 else None
+        self.b_mask = cute.make_layout_image_mask(cta_layout, coord, mode=0) if c.cluster_m > 1 else None
+        self.a_atom, view = descriptors[0]
+        gA = cute.local_tile(view, (c.tile_m, source.tile_k), (None, None, None))
+        self.tAsA, self.tAgA = cpasync.tma_partition(self.a_atom, cta_n, cute.make_layout(c.cluster_n), cute.group_modes(sA, 0, 2), cute.group_modes(gA, 0, 2))
+        if source.parts == 1:
+            box, owners, coordinate, b = (c.tile_n, source.tile_k), c.cluster_m, cta_m, cute.group_modes(sB, 0, 2)
+        else:
+            divided = cute.zipped_divide(sB, (SLAB_COLUMNS, source.tile_k))
+            box, owners, coordinate, b = (SLAB_COLUMNS, source.tile_k), 1, 0, cute.group_modes(divided[((None, None), (None, 0, None))], 0, 2)
+        self.b = []
+        for atom, view in descriptors[1:]:
+            gB = cute.local_tile(view, box, (None, None, None))
+            tBsB, tBgB = cpasync.tma_partition(atom, coordinate, cute.make_layout(owners), b, cute.group_modes(gB, 0, 2))
+            self.b.append((atom, tBsB, tBgB))
+
+    def load(self, tile, k_tile, stage, barrier):
+        """Issue the copies of step ``k_tile`` of ``tile`` (m, n, l) into ``stage``; they complete on ``barrier``."""
+        m, n, batch = tile
+        c = self.source.config
+        masked = {} if self.a_mask is None else {"mcast_mask": self.a_mask}
+        cute.copy(self.a_atom, self.tAgA[(None, m, k_tile, batch)], self.tAsA[(None, stage)], tma_bar_ptr=barrier, **masked)
+        masked = {} if self.b_mask is None else {"mcast_mask": self.b_mask}
+        if self.source.parts == 1:
+            atom, tBsB, tBgB = self.b[0]
+            cute.copy(atom, tBgB[(None, n, k_tile, batch)], tBsB[(None, stage)], tma_bar_ptr=barrier, **masked)
+        else:
+            pairs = self.source.pieces // 2
+            for i in range(pairs // c.cluster_m):
+                pair = i * c.cluster_m + self.cta_m if c.cluster_m > 1 else i
+                for part, (atom, tBsB, tBgB) in enumerate(self.b):
+                    cute.copy(atom, tBgB[(None, n * pairs + pair, k_tile, batch)], tBsB[(None, 2 * pair + part, stage)], tma_bar_ptr=barrier, **masked)

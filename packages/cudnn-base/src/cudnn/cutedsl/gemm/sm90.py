@@ -1,0 +1,229 @@
+"""The Hopper GEMM kernel: persistent, warp-specialised, TMA in, WGMMA, TMA out. The only mainloop in the project for this architecture."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+from cutlass import Int32
+from cutlass.cute.nvgpu import warpgroup
+from cutlass.utils import hopper_helpers
+
+from cudnn.cutedsl.epilogue.driver import EpilogueDriver, ring_bytes
+from cudnn.cutedsl.epilogue.op import Epilogue
+from cudnn.cutedsl.gemm.config import SLAB_ROWS, GemmConfig
+from cudnn.cutedsl.gemm.operands import Strided
+from cudnn.cutedsl.gemm.problem import GemmProblem
+from cudnn.cutedsl.gemm.scheduler import DenseScheduler
+from cudnn.cutedsl.invariant import LoopInvariant
+
+WARPGROUP = 128
+PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, 232  # 40 x 128 + 232 x 256 = 64,512 of 65,536
+# Named barriers; 0 is sync_threads.
+EPILOGUE_BARRIER, ORDER_BARRIER = 1, 3
+
+
+class GemmSm90(LoopInvariant):
+    """S = A Bᵀ on compute capability 9.0, tile by tile, every tile handed to an epilogue.
+
+    | role | who | does |
+    |---|---|---|
+    | producer | warp 0 of warpgroup 0 | waits for an empty stage, issues the copies of one step along K |
+    | consumer | warpgroups 1 and 2 (1 alone for 64-row tiles) | waits for a full stage, issues WGMMA, releases the stage before; then the epilogue |
+
+    Cooperative: both consumers work on one tile, 64 rows (or blocks of 64 rows in turn) each. Pingpong: consumer w takes every second tile of the CTA's list and the matrix
+    cores are passed on between the two in list order, so that one's epilogue runs while the other multiplies.
+
+    | pipeline | stages | producer arrives | consumer arrives |
+    |---|---|---|---|
+    | operands | what shared memory holds | 1, plus the bytes of A and B | one lane per warp that reads the stage, per CTA that shares A or B with this one |
+    | slabs (per consumer) | RING_SLOTS | bulk groups of the warpgroup's warp 0 | named barrier of the warpgroup |
+    """
+
+    def __init__(self, problem: GemmProblem, config: GemmConfig, epilogue: Epilogue, a_dtype, b_dtype, acc_dtype):
+        self.problem, self.config, self.epilogue = problem, config, epilogue
+        self.a_dtype, self.b_dtype, self.acc_dtype = a_dtype, b_dtype, acc_dtype
+        self.epilogue_bytes = ring_bytes(epilogue, config)
+        reason = config.supports(problem, epilogue_bytes=self.epilogue_bytes, columns_per_visit=32 * epilogue.slabs)
+        if reason is not None:
+            raise ValueError(f"config {config}: {reason}")
+        self.stages = config.stages_for(problem, self.epilogue_bytes)
+        self.operands = Strided(problem, config, a_dtype, b_dtype, self.stages)
+        self.scheduler = DenseScheduler(config)
+        self.consumers = config.consumer_warpgroups
+        self.threads = (1 + self.consumers) * WARPGROUP
+        self.cluster = config.cluster_m * config.cluster_n
+
+    @cute.jit
+    def __call__(self, operands, outputs, scalars, max_clusters: Int32, stream):
+        """Build descriptors and launch. ``operands``, ``outputs``: tensors of rank 3; ``max_clusters``: clusters that fit on the device at once."""
+        source = self.operands
+        m, n, k, batches = source.extents(operands)
+        schedule = self.scheduler.arguments(m, n, batches)
+        loads = source.descriptors(operands)
+        stores = tuple(op.descriptor(view) for op, view in zip(self.epilogue.outputs, self.epilogue.views(outputs)))
+        a_layout, b_layout = source.smem_layouts()
+
+        @cute.struct
+        class Storage:
+            barriers: cute.struct.MemRange[cutlass.Int64, self.stages * 2]
+            a: cute.struct.Align[cute.struct.MemRange[self.a_dtype, cute.cosize(a_layout)], 1024]
+            b: cute.struct.Align[cute.struct.MemRange[self.b_dtype, cute.cosize(b_layout)], 1024]
+            ring: cute.struct.Align[cute.struct.MemRange[cutlass.Uint8, self.epilogue_bytes], 1024]
+
+        self.storage = Storage
+        k_major, mn_major = warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.MN
+        tiled_mma = hopper_helpers.make_trivial_tiled_mma(
+            self.a_dtype,
+            self.b_dtype,
+            k_major if self.problem.a_major == "k" else mn_major,
+            k_major if self.problem.b_major == "k" else mn_major,
+            self.acc_dtype,
+            (1 if self.config.pingpong else self.consumers, 1, 1),
+            (SLAB_ROWS, self.config.tile_n),
+        )
+        clusters = cutlass.min(schedule[2], max_clusters)
+        self.kernel(tiled_mma, loads, stores, scalars, a_layout, b_layout, schedule, cute.ceil_div(k, source.tile_k)).launch(
+            grid=[clusters * self.cluster, 1, 1],
+            block=[self.threads, 1, 1],
+            cluster=[self.cluster, 1, 1],
+            min_blocks_per_mp=1,
+            stream=stream,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        tiled_mma: cute.TiledMma,
+        loads,
+        stores,
+        scalars,
+        a_layout: cute.ComposedLayout,
+        b_layout: cute.ComposedLayout,
+        schedule,
+        k_tiles: Int32,
+    ):
+        config = self.config
+        thread, _, _ = cute.arch.thread_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        group = cute.arch.make_warp_uniform(thread // WARPGROUP)
+        if warp == 0:
+            self.operands.prefetch(loads)
+
+        cta_layout = cute.make_layout((config.cluster_m, config.cluster_n, 1))
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if cutlass.const_expr(self.cluster > 1) else Int32(0)
+        cta_n = rank // config.cluster_m
+        cta_m = rank - cta_n * config.cluster_m
+
+        storage = cutlass.utils.SmemAllocator().allocate(self.storage)
+        readers = 1 if cutlass.const_expr(config.pingpong) else self.consumers
+        ab = pipeline.PipelineTmaAsync.create(
+            barrier_storage=storage.barriers.data_ptr(),
+            num_stages=self.stages,
+            producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
+            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, (config.cluster_m + config.cluster_n - 1) * readers * 4),
+            tx_count=self.operands.stage_bytes(),
+            cta_layout_vmnk=cute.make_layout((1, config.cluster_m, config.cluster_n, 1)),
+            defer_sync=True,
+        )
+        pipeline.pipeline_init_arrive(cluster_shape_mn=(config.cluster_m, config.cluster_n), is_relaxed=True)
+        sA = storage.a.get_tensor(a_layout.outer, swizzle=a_layout.inner)
+        sB = storage.b.get_tensor(b_layout.outer, swizzle=b_layout.inner)
+        pipeline.pipeline_init_wait(cluster_shape_mn=(config.cluster_m, config.cluster_n))
+
+        block, _, _ = cute.arch.block_idx()
+        grid, _, _ = cute.arch.grid_dim()
+        first, step, end = block // self.cluster, grid // self.cluster, schedule[2]
+
+        if group == 0:
+            cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
+            if warp == 0:
+                self.produce(ab, self.operands.loader(loads, sA, sB, cta_layout, cta_m, cta_n), schedule, first, step, end, k_tiles, cta_m, cta_n)
+        else:
+            cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
+            self.consume(tiled_mma, ab, sA, sB, storage.ring.data_ptr(), stores, scalars, schedule, first, step, end, k_tiles, cta_m, cta_n, thread, group - 1)
+
+    @cute.jit
+    def produce(self, ab, loader, schedule, first: Int32, step: Int32, end: Int32, k_tiles: Int32, cta_m: Int32, cta_n: Int32):
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
+        index = first
+        while index < end:
+            tile = self.scheduler.tile(schedule, index, cta_m, cta_n)
+            for k_tile in cutlass.range(k_tiles, unroll=1):
+                ab.producer_acquire(state)
+                loader.load(tile, k_tile, state.index, ab.producer_get_barrier(state))
+                state.advance()
+            index += step
+        # A CTA must not leave while a peer still has to release stages into its shared memory.
+        ab.producer_tail(state)
+
+    @cute.jit
+    def consume(
+        self, tiled_mma, ab, sA, sB, ring, stores, scalars, schedule, first: Int32, step: Int32, end: Int32, k_tiles: Int32, cta_m: Int32, cta_n: Int32, thread: Int32, consumer: Int32
+    ):
+        config = self.config
+        in_group = thread % WARPGROUP
+        thread_mma = tiled_mma.get_slice(Int32(0) if cutlass.const_expr(config.pingpong) else consumer * WARPGROUP)
+        tCrA = tiled_mma.make_fragment_A(thread_mma.partition_A(sA))
+        tCrB = tiled_mma.make_fragment_B(thread_mma.partition_B(sB))
+        accumulators = cute.make_rmem_tensor(tiled_mma.partition_shape_C((config.tile_m, config.tile_n)), self.acc_dtype)
+        own_ring = ring + cute.assume(consumer * (self.epilogue_bytes // self.consumers), divby=1024)
+        driver = EpilogueDriver(
+            self.epilogue, config, stores, own_ring, in_group, cute.arch.make_warp_uniform(in_group // 32), EPILOGUE_BARRIER + consumer
+        )
+        blocks = config.rows_per_warpgroup // SLAB_ROWS
+
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
+        index, stride = first, step
+        if cutlass.const_expr(config.pingpong):
+            stride = step * 2
+            if consumer == 1:
+                cute.arch.barrier_arrive(barrier_id=ORDER_BARRIER, number_of_threads=2 * WARPGROUP)
+                index += step
+                state.advance(k_tiles)
+        while index < end:
+            m, n, batch = self.scheduler.tile(schedule, index, cta_m, cta_n)
+            if cutlass.const_expr(config.pingpong):
+                cute.arch.barrier(barrier_id=ORDER_BARRIER + consumer, number_of_threads=2 * WARPGROUP)
+            state = self.multiply(tiled_mma, ab, state, tCrA, tCrB, accumulators, k_tiles, consumer)
+            if cutlass.const_expr(config.pingpong):
+                state.advance(k_tiles)
+                rows = tuple(m * blocks + i for i in range(blocks))
+            else:
+                rows = tuple((m * blocks + i) * self.consumers + consumer for i in range(blocks))
+            driver.run(accumulators, scalars, rows, n * (config.tile_n // 32), batch)
+            index += stride
+        driver.finish()
+
+    @cute.jit
+    def multiply(self, tiled_mma, ab, state, tCrA, tCrB, accumulators, k_tiles: Int32, consumer: Int32):
+        """accumulators = sum over ``k_tiles`` steps (at least one). One step's WGMMAs stay in flight while the next is issued."""
+        released = state.clone()
+        ab.consumer_wait(state)
+        tiled_mma.set(warpgroup.Field.ACCUMULATE, False)
+        warpgroup.fence()
+        self.issue(tiled_mma, tCrA, tCrB, accumulators, state.index, True)
+        state.advance()
+        tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+        for _ in cutlass.range(k_tiles - 1, unroll=1):
+            ab.consumer_wait(state)
+            warpgroup.fence()
+            self.issue(tiled_mma, tCrA, tCrB, accumulators, state.index, False)
+            warpgroup.wait_group(1)
+            ab.consumer_release(released)
+            released.advance()
+            state.advance()
+        if cutlass.const_expr(self.config.pingpong):
+            cute.arch.barrier_arrive(barrier_id=ORDER_BARRIER + 1 - consumer, number_of_threads=2 * WARPGROUP)
+        warpgroup.wait_group(0)
+        ab.consumer_release(released)
+        return state
+
+    @cute.jit
+    def issue(self, tiled_mma, tCrA, tCrB, accumulators, stage: Int32, first: cutlass.Constexpr):
+        for step in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
+            coordinate = (None, None, step, stage)
+            cute.gemm(tiled_mma, accumulators, tCrA[coordinate], tCrB[coordinate], accumulators)
+            if cutlass.const_expr(first and step == 0):
+                tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+        warpgroup.commit_group()

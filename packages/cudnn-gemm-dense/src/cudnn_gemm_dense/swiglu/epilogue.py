@@ -1,0 +1,21 @@
+"""The SwiGLU epilogue of the dense family: the shared gated pair, in this family's order of gate and up."""
+
+from __future__ import annotations
+
+from cudnn.cutedsl.epilogue.gated import Swiglu
+from cudnn.cutedsl.gemm.problem import GemmProblem
+from cudnn.datatypes import cutlass_dtype
+
+from cudnn_gemm_dense.swiglu.options import SwigluOptions
+
+
+def swiglu(problem: GemmProblem, options: SwigluOptions) -> Swiglu:
+    """interleaved32 has up first, the published order; whole halves (concatenated, separate) have the gate first."""
+    interleaved = options.glu_layout == "interleaved32"
+    return Swiglu(
+        cutlass_dtype(options.ab12_dtype),
+        cutlass_dtype(options.c_dtype),
+        row_contiguous=options.out_major == "n",
+        gate_first=not interleaved,
+        split=not interleaved,
+    )

@@ -45,6 +45,7 @@ __all__ = [
     "named_tensors",
     "pad_to_ndim",
     "require_torch_like",
+    "split_device",
     "to_host_list",
 ]
 
@@ -121,7 +122,7 @@ def metadata(t: Any) -> Metadata:
         if name == "float4_e2m1fn":
             shape, stride = logical_geometry(shape, stride)
         device = t.device
-        return _new_tuple(Metadata, (name, shape, stride, *(_DEVICES.get(device) or _split_device(device))))
+        return _new_tuple(Metadata, (name, shape, stride, *(_DEVICES.get(device) or split_device(device))))
     return _metadata_of_other(t)
 
 
@@ -130,10 +131,10 @@ def _metadata_of_other(t: Any) -> Metadata:
 
     if isinstance(t, TensorDesc):
         name = "float4_e2m1fn" if t.interpret_uint8_as_fp4x2 and dtype_name(t.dtype) == "uint8" else dtype_name(t.dtype)
-        return Metadata(name, t.shape, t.stride, *_split_device(t.device))
+        return Metadata(name, t.shape, t.stride, *split_device(t.device))
     if is_jax_array(t) or _is_instance(t, "jax", "ShapeDtypeStruct"):
         shape = tuple(t.shape)
-        return Metadata(dtype_name(t.dtype), shape, _row_major(shape), *_split_device(_jax_device(t)))
+        return Metadata(dtype_name(t.dtype), shape, _row_major(shape), *split_device(_jax_device(t)))
     if is_numpy_array(t):
         return Metadata(dtype_name(t.dtype), t.shape, _numpy_strides(t), "cpu", None)
     if hasattr(t, "__dlpack__"):
@@ -141,11 +142,11 @@ def _metadata_of_other(t: Any) -> Metadata:
         shape, stride = seen.shape, seen.stride
         if seen.lanes == 2 and seen.name == "float4_e2m1fn":
             shape, stride = logical_geometry(shape, stride)
-        return Metadata(seen.name, shape, stride, *_split_device(seen.device))
+        return Metadata(seen.name, shape, stride, *split_device(seen.device))
     raise ValueError(f"{type(t).__name__} is no tensor: needs a torch tensor, a TensorDesc, a jax or numpy array, or an object with __dlpack__")
 
 
-def _split_device(device: Any) -> tuple[str, int | None]:
+def split_device(device: Any) -> tuple[str, int | None]:
     """Type and index of a device of any spelling. The host has no index: torch writes none where DLPack writes 0."""
     if device is None:
         return "unknown", None
@@ -253,7 +254,7 @@ def allocate_byte_workspace(framework: str, nbytes: int, device: Any) -> Any:
     if framework == "jax":
         import jax
 
-        kind, index = _split_device(device)
+        kind, index = split_device(device)
         place = jax.local_devices(backend=kind)[index or 0] if kind != "unknown" else device
         return jax.numpy.empty(max(nbytes, 1), dtype="uint8", device=place)
     raise ValueError(f"Unsupported tensor framework {framework!r} for a workspace; needs 'torch' or 'jax'")

@@ -14,15 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from cudnn.errors import cudnnGraphNotSupportedError
+
 if TYPE_CHECKING:
     from cudnn_graph.nodes import Node
     from cudnn_graph.tensor import Tensor
 
 __all__ = ["cudnnGraphNotSupportedError", "describe", "describe_all", "node_error"]
-
-
-class cudnnGraphNotSupportedError(Exception):
-    """No engine can run the graph, or a value has no counterpart in the library."""
 
 
 def describe(tensor: Tensor) -> str:

@@ -1,0 +1,1 @@
+"""The node methods of ``cudnn.pygraph``, by kind."""

@@ -7,6 +7,7 @@ package metadata and file sizes only; `cutlass` is not imported.
 
 from __future__ import annotations
 
+import csv
 import functools
 import importlib
 import os
@@ -130,17 +131,16 @@ def _changed_files(found: dict[str, str]) -> dict[str, tuple[str, str]]:
 
     changed = {}
     for name in found:
-        for file in importlib_metadata.files(name) or ():
-            if file.size is None or file.suffix not in (".py", ".so", ".pth"):
+        distribution = importlib_metadata.distribution(name)
+        # Read directly: Distribution.files leaves out the files that are gone.
+        for row in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
+            if len(row) != 3 or not row[2] or not row[0].endswith((".py", ".so", ".pth")):
                 continue
-            path = os.fspath(file.locate())
-            if not os.path.exists(path):
-                changed[name] = (str(file), "is missing")
-            elif os.path.getsize(path) != file.size:
-                changed[name] = (str(file), f"has {os.path.getsize(path)} bytes instead of {file.size}")
-            else:
-                continue
-            break
+            path = os.fspath(distribution.locate_file(row[0]))
+            size = os.path.getsize(path) if os.path.exists(path) else None
+            if size != int(row[2]):
+                changed[name] = (row[0], "is missing" if size is None else f"has {size} bytes instead of {row[2]}")
+                break
     return changed
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import threading
 import warnings
 from dataclasses import replace
@@ -27,7 +28,7 @@ from cudnn._family import FAMILY as _BASE
 from cudnn._version import __version__
 from cudnn.errors import KernelUnavailableError
 
-__all__ = ["FamilyStatus", "available", "families", "operations", "refresh"]
+__all__ = ["FamilyStatus", "available", "families", "missing_distributions", "operations", "refresh"]
 
 # Namespaces that can always be imported, whatever is installed: they are where anyone may add names.
 _STANDING = ("jax", "ops", "torch")
@@ -52,6 +53,11 @@ def families() -> list[FamilyStatus]:
     found += _discovery.others()
     found = [failed.get((status.name, status.distribution), status) for status in found]
     return sorted(found, key=lambda status: (not status.first_party, status.name, status.distribution))
+
+
+def missing_distributions() -> list[str]:
+    """The project's own distributions that are not installed."""
+    return [distribution for name, distribution in DISTRIBUTIONS.items() if name != "base" and _discovery.first_party(name) is None]
 
 
 def available(name: str) -> bool:
@@ -109,21 +115,21 @@ def resolve(path: str, name: str, module: ModuleType) -> object:
     if owner is not None:
         return _store(module, name, _load_first_party(discovery.first_party(owner), owner, path, name))
     owners = discovery.other_owners(path, name)
-    if len(owners) > 1 or any(status.state == "duplicate" for status in owners):
-        both = sorted({f"{status.distribution} {status.version}" for status in owners})
-        if len(both) == 1:
-            raise _unavailable(path, name, owners[0], owners[0].reason)
+    if len(owners) > 1:
+        both = sorted(f"{status.distribution} {status.version}" for status in owners)
         message = f"cudnn.{child} is provided by {' and by '.join(both)}; neither is used. Uninstall one of them, or hide one with {DISABLE_VARIABLE}."
         raise KernelUnavailableError(message, name=child)
     if owners:
         status = owners[0]
         if status.state != "ok":
-            raise _unavailable(path, name, status, status.reason, status.cause)
+            raise _unavailable(path, name, status, status.reason)
         return _store(module, name, _load_target(status, path, name, status.targets()[path][name]))
     if is_namespace(child):
         return importlib.import_module(f"cudnn.{child}")
     close = difflib.get_close_matches(name, {*NAMES.get(path, {}), *usable_names(path)}, n=3)
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    unread = [f"{status.name!r} of {status.distribution} ({status.state})" for status in discovery.others() if status.family is None]
+    hint += f"; the names of these kernel families are not known: {', '.join(unread)}" if unread else ""
     raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}{hint}")
 
 
@@ -177,7 +183,7 @@ def require_namespace(path: str) -> None:
             return
         failures.append((owner, status))
     owner, status = failures[0]
-    raise _not_installed(path, owner) if status is None else _unavailable("", path, status, status.reason, status.cause)
+    raise _not_installed(path, owner) if status is None else _unavailable("", path, status, status.reason)
 
 
 def _base_status() -> FamilyStatus:
@@ -200,7 +206,7 @@ def _load_first_party(status: FamilyStatus | None, owner: str, path: str, name: 
     if status is None:
         raise _not_installed(f"{path}.{name}" if path else name, owner)
     if status.state != "ok":
-        raise _unavailable(path, name, status, status.reason, status.cause)
+        raise _unavailable(path, name, status, status.reason)
     target = status.targets().get(path, {}).get(name)
     if target is None:
         raise _unavailable(path, name, status, f"that version does not provide the name; cudnn-base {__version__} expects it")
@@ -277,28 +283,29 @@ def _not_installed(name: str, owner: str) -> KernelUnavailableError:
     return KernelUnavailableError(message, name=f"cudnn.{name}", distribution=distribution)
 
 
-def _unavailable(path: str, name: str, status: FamilyStatus, reason: str, cause: BaseException | None = None) -> KernelUnavailableError:
+def _unavailable(path: str, name: str, status: FamilyStatus, reason: str) -> KernelUnavailableError:
     label = f"cudnn.{path}.{name}" if path else f"cudnn.{name}"
-    remedy = {
-        "disabled": f"Take {status.name!r} out of {DISABLE_VARIABLE} and call cudnn.registry.refresh().",
-        "missing-dependency": f"Install it with: pip install {' '.join(_requirements(status))}",
-        "duplicate": "Uninstall one of them.",
-    }.get(state := status.state, f'Install a matching version with: pip install --upgrade "{_pin(status)}"')
-    text = {"ok": "cannot be used", "missing-dependency": "lacks a dependency", "duplicate": "clashes with another one"}.get(state, f"is {state}")
+    pin = f"{status.distribution}=={minor(__version__)}.*" if status.first_party else status.distribution
+    found, remedy = "cannot be used", f'Install a matching version with: pip install --upgrade "{pin}"'
+    if status.state == "disabled":
+        found, remedy = "is disabled", f"Take {status.name!r} out of {DISABLE_VARIABLE} and call cudnn.registry.refresh()"
+    elif status.state == "missing-dependency":
+        found, remedy = "lacks a dependency", f"Install it with: pip install {' '.join(_requirements(status))}"
+    elif status.state == "duplicate":
+        found, remedy = "clashes with another distribution", "Uninstall one of them"
+    elif status.state != "ok":
+        found = f"is {status.state}"
     error = KernelUnavailableError(
-        f"{label} is provided by {status.distribution} {status.version}, which {text}: {reason}. {remedy}", name=label, distribution=status.distribution
+        f"{label} is provided by {status.distribution} {status.version}, which {found}: {reason}. {remedy}", name=label, distribution=status.distribution
     )
-    error.__cause__ = cause
+    error.__cause__ = status.cause
     return error
 
 
 def _requirements(status: FamilyStatus) -> list[str]:
     modules = status.family.requires if status.family else ()
-    return [f'"cudnn-base[{_EXTRAS[module]}]"' if module in _EXTRAS else module for module in modules if importlib.util.find_spec(module) is None]
-
-
-def _pin(status: FamilyStatus) -> str:
-    return f"{status.distribution}=={minor(__version__)}.*" if status.first_party else status.distribution
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    return [f'"cudnn-base[{_EXTRAS[module]}]"' if module in _EXTRAS else module for module in missing]
 
 
 def _warn_about_frontend() -> None:
@@ -312,7 +319,7 @@ def _warn_about_frontend() -> None:
         _frontend_checked = True
     version = distribution_version("nvidia-cudnn-frontend")
     if version is not None:
-        warnings.warn(frontend_warning(version), RuntimeWarning, stacklevel=4)
+        warnings.warn(frontend_warning(version), RuntimeWarning, stacklevel=5)
 
 
 def frontend_warning(version: str) -> str:

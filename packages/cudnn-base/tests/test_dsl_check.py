@@ -116,7 +116,7 @@ def deleted(root: Path) -> None:
         (mixed, ["mixed from several versions: nvidia-cutlass-dsl is 4.8.1, but nvidia-cutlass-dsl-libs-base 4.7.0", REINSTALL]),
         (no_main, ["nvidia-cutlass-dsl is missing although its libraries are installed", REINSTALL]),
         (no_core, ["nvidia-cutlass-dsl 4.8.1 is installed without nvidia-cutlass-dsl-libs-core", REINSTALL]),
-        (overwritten, ["The files of nvidia-cutlass-dsl-libs-core are not those", "cutlass/cute/arch.py has 21 bytes instead of 27", REINSTALL]),
+        (overwritten, ["The files of nvidia-cutlass-dsl-libs-core are not those", "cutlass/cute/arch.py has 21 bytes instead of 26", REINSTALL]),
         (deleted, ["The files of nvidia-cutlass-dsl-libs-core are not those", "cutlass/cute/nvgpu/warpgroup.py is missing", REINSTALL]),
         (lambda root: install(root, same("4.7.9"), STUB), ["Found nvidia-cutlass-dsl 4.7.9, the kernels need >= 4.8.1 and < 5", "pip install --upgrade"]),
         (lambda root: install(root, same("5.0.0"), STUB), ["Found nvidia-cutlass-dsl 5.0.0, the kernels need >= 4.8.1 and < 5", "pip install --upgrade"]),

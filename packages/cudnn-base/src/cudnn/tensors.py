@@ -127,6 +127,8 @@ def metadata(t: Any) -> Metadata:
 
 
 def _metadata_of_other(t: Any) -> Metadata:
+    if type(t) is Metadata:
+        return t
     from cudnn.tensor_desc import TensorDesc
 
     if isinstance(t, TensorDesc):

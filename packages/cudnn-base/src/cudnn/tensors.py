@@ -111,14 +111,13 @@ def metadata(t: Any) -> Metadata:
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(t, getattr(torch, "Tensor", ())):
-        dtype = t.dtype
-        name = _NAMES.get(dtype) or dtype_name(dtype)
-        try:
-            shape, stride = tuple(t.shape), tuple(t.stride())
-        except RuntimeError as error:
-            raise ValueError(f"tensor of layout {t.layout} has no strides; needs a strided tensor, for example t.to_dense()") from error
+        if t.layout is not torch.strided:
+            raise ValueError(f"tensor has layout {t.layout}, needs torch.strided, for example t.to_dense()")
         if t.is_neg():
             raise ValueError("tensor is a lazily negated view of its memory (is_neg() is True); needs plain values: call t.resolve_neg() first")
+        dtype = t.dtype
+        name = _NAMES.get(dtype) or dtype_name(dtype)
+        shape, stride = tuple(t.shape), t.stride()
         if name == "float4_e2m1fn":
             shape, stride = logical_geometry(shape, stride)
         device = t.device
@@ -344,7 +343,11 @@ def named_tensors(tensors: Mapping[str, Any] | Iterable[Any]) -> list[tuple[str,
 
 def check_alignment(name: str, t: Any, bytes: int = 16) -> None:
     """ValueError unless the address of `t` is a multiple of `bytes`. A tensor without memory (None, fake, meta, a description) has nothing to check."""
-    address = None if t is None else _address_or_none(t)
+    torch = sys.modules.get("torch")
+    if torch is not None and type(t) in (torch.Tensor, torch.nn.Parameter):
+        address = t.data_ptr()  # 0 for a meta tensor
+    else:
+        address = None if t is None else _address_or_none(t)
     if address is not None and address % bytes:
         raise ValueError(
             f"{name}: address {address:#x} is {address % bytes} bytes past a multiple of {bytes}, needs {bytes}-byte alignment; "

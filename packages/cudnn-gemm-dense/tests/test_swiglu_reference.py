@@ -10,13 +10,14 @@ import cudnn.reference as reference
 from cudnn_gemm_dense.swiglu.layout import deinterleave_gate_up, interleave_gate_up
 from cudnn_gemm_dense.swiglu.reference import gemm_swiglu_reference
 
+
 def _random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     x = torch.randn(shape, dtype=torch.float64)
     return x.float().to(dtype) if dtype.itemsize < 4 else x.to(dtype)
 
 
 def _formula(a: torch.Tensor, b: torch.Tensor, alpha: float, pair) -> tuple[np.ndarray, np.ndarray]:
-    """s by einsum; c[m, i, l] from the columns ``pair(i) = (up column, gate column)``."""
+    """s by einsum; c[m, i, batches] from the columns ``pair(i) = (up column, gate column)``."""
     s = alpha * np.einsum("mkl,nkl->mnl", a.double().numpy(), b.double().numpy())
     half = s.shape[1] // 2
     up, gate = (np.stack([s[:, pair(i)[which], :] for i in range(half)], axis=1) if half else s for which in (0, 1))
@@ -75,10 +76,10 @@ def test_any_strides():
     assert out.shape == (6, 5, 3)
 
 
-@pytest.mark.parametrize("m, n, k, l", [(0, 64, 8, 1), (3, 0, 8, 1), (3, 64, 8, 0), (3, 64, 0, 2)])
-def test_zero_extents(m, n, k, l):
-    s, c = gemm_swiglu_reference(_random(m, k, l), _random(n, k, l))
-    assert s.shape == (m, n, l) and c.shape == (m, n // 2, l)
+@pytest.mark.parametrize("m, n, k, batches", [(0, 64, 8, 1), (3, 0, 8, 1), (3, 64, 8, 0), (3, 64, 0, 2)])
+def test_zero_extents(m, n, k, batches):
+    s, c = gemm_swiglu_reference(_random(m, k, batches), _random(n, k, batches))
+    assert s.shape == (m, n, batches) and c.shape == (m, n // 2, batches)
     assert not s.any() and not c.any()
 
 
@@ -186,14 +187,20 @@ def test_interleave_is_differentiable():
     [
         (lambda: interleave_gate_up(torch.zeros(80, 4)), r"found 40 features in each half along axis 0, needs a multiple of 32"),
         (lambda: interleave_gate_up(torch.zeros(81, 4)), r"axis 0: found extent 81, needs an even one"),
-        (lambda: interleave_gate_up((torch.zeros(32, 4), torch.zeros(64, 4))), r"found gate shape torch.Size\(\[32, 4\]\) and up shape torch.Size\(\[64, 4\]\)"),
+        (
+            lambda: interleave_gate_up((torch.zeros(32, 4), torch.zeros(64, 4))),
+            r"found gate shape torch.Size\(\[32, 4\]\) and up shape torch.Size\(\[64, 4\]\)",
+        ),
         (lambda: interleave_gate_up((torch.zeros(32, 4), torch.zeros(32, 4, dtype=torch.half))), r"gate dtype torch.float32 and up dtype torch.float16"),
         (lambda: interleave_gate_up((torch.zeros(32, 4),)), r"found 1 tensors, needs the pair"),
         (lambda: interleave_gate_up(torch.zeros(64, 4), order="gate"), r"order: found 'gate', needs one of 'up_first', 'gate_first'"),
         (lambda: interleave_gate_up(torch.zeros(64, 4), dim=2), r"dim: found 2"),
         (lambda: deinterleave_gate_up(torch.zeros(96, 4)), r"found extent 96, needs a multiple of 64"),
         (lambda: deinterleave_gate_up(torch.zeros(64, 4), order="up"), r"order: found 'up'"),
-        (lambda: reference.split_gate_up(torch.zeros(64, 4), "halves"), r"glu_layout: found 'halves', needs one of 'interleaved32', 'concatenated', 'separate'"),
+        (
+            lambda: reference.split_gate_up(torch.zeros(64, 4), "halves"),
+            r"glu_layout: found 'halves', needs one of 'interleaved32', 'concatenated', 'separate'",
+        ),
     ],
 )
 def test_layout_helpers_refuse(call, message):

@@ -33,7 +33,9 @@ def compact_majors(name: str, meta: Metadata, modes: tuple[str, str]) -> tuple[s
         return modes[1], modes[0]
     layouts = {modes[1]: (columns, 1, rows * columns), modes[0]: (1, rows, rows * columns)}
     found = tuple(
-        mode for mode, steps in layouts.items() if all(extent == 1 or step == wanted for extent, step, wanted in zip(meta.shape, meta.stride, steps, strict=True))
+        mode
+        for mode, steps in layouts.items()
+        if all(extent == 1 or step == wanted for extent, step, wanted in zip(meta.shape, meta.stride, steps, strict=True))
     )
     if not found:
         raise ValueError(
@@ -99,7 +101,9 @@ def as_pair(name: str, value: Any) -> tuple[int, int]:
 def as_scalar(name: str, value: Any) -> float:
     """A float from a Python or NumPy number. ValueError for tensors, whose value would have to be fetched from the device."""
     if hasattr(value, "__dlpack__") and getattr(value, "shape", ()) != () or type(value).__module__.partition(".")[0] in ("torch", "jax", "jaxlib"):
-        raise ValueError(f"{name}: found a {type(value).__name__}, needs a number on the host; take it out with .item() where the wait for the device is acceptable")
+        raise ValueError(
+            f"{name}: found a {type(value).__name__}, needs a number on the host; take it out with .item() where the wait for the device is acceptable"
+        )
     try:
         return float(value)
     except (TypeError, ValueError) as error:

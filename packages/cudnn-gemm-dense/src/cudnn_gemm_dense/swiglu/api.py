@@ -13,19 +13,19 @@ from cudnn.datatypes import torch_dtype
 from cudnn.device import require_arch, select_backend
 from cudnn.reference import GLU_LAYOUTS
 from cudnn.streams import as_torch_stream, launch_handle, record_streams, stream_context
-from cudnn.tensor_desc import TensorDesc
-from cudnn.tensors import Metadata, check_alignment, check_same_device, is_jax_array, is_torch_tensor, metadata, require_torch_like
+from cudnn.tensors import check_alignment, check_same_device, is_jax_array, is_torch_tensor, metadata, require_torch_like
 from cudnn.tuple_dict import TupleDict
-
 from cudnn_gemm_dense import checks
 from cudnn_gemm_dense.configs import choose, default_configs, unfit_reason
 from cudnn_gemm_dense.runtime import Memo
-from cudnn_gemm_dense.swiglu.block_scaled import ScaleOperands, as_logical, check_block_scaled, scale_shapes
+from cudnn_gemm_dense.swiglu.arguments import Options, describe_outputs, is_hashable, tensor_key
+from cudnn_gemm_dense.swiglu.block_scaled import ScaleOperands, check_block_scaled
 from cudnn_gemm_dense.swiglu.options import SwigluOptions
-from cudnn_gemm_dense.swiglu.shapes import B_PARTS, OUT_MODES, Extents, Majors, SwigluTensors, describe, name_b
+from cudnn_gemm_dense.swiglu.shapes import B_PARTS, Extents, Majors, SwigluTensors, name_b, sample_metadata
 
 if TYPE_CHECKING:
     import torch
+
     from cudnn.cutedsl.compile import KernelSpec
 
 __all__ = ["GemmSwiglu", "GemmSwigluSm100", "gemm_swiglu_wrapper", "gemm_swiglu_wrapper_sm100", "precompile_specs"]
@@ -113,11 +113,19 @@ class GemmSwiglu(APIBase):
         super().__init__()
         if glu_layout not in GLU_LAYOUTS:
             raise ValueError(f"glu_layout: found {glu_layout!r}, needs one of {', '.join(map(repr, GLU_LAYOUTS))}")
-        self._tensors = SwigluTensors.of(_sample, sample_a, sample_b, sample_ab12, sample_c, glu_layout)
-        scales = {"sfa_tensor": sample_sfa, "sfb_tensor": sample_sfb, "amax_tensor": sample_amax, "sfc_tensor": sample_sfc, "norm_const_tensor": sample_norm_const}
+        self._tensors = SwigluTensors.of(sample_metadata, sample_a, sample_b, sample_ab12, sample_c, glu_layout)
+        scales = {
+            "sfa_tensor": sample_sfa,
+            "sfb_tensor": sample_sfb,
+            "amax_tensor": sample_amax,
+            "sfc_tensor": sample_sfc,
+            "norm_const_tensor": sample_norm_const,
+        }
         self._scales = None
         if any(t is not None for t in scales.values()):
-            self._scales = ScaleOperands(*(None if t is None else _sample(name, t) for name, t in scales.items()), checks.as_integer("sf_vec_size", sf_vec_size))
+            self._scales = ScaleOperands(
+                *(None if t is None else sample_metadata(name, t) for name, t in scales.items()), checks.as_integer("sf_vec_size", sf_vec_size)
+            )
         self.alpha = checks.as_scalar("alpha", alpha)
         self.acc_dtype = checks.required_dtype("acc_dtype", acc_dtype)
         self.mma_tiler_mn = checks.as_pair("mma_tiler_mn", mma_tiler_mn)
@@ -304,7 +312,9 @@ class GemmSwiglu(APIBase):
         t = SwigluTensors.of(lambda _, x: metadata(x), a, b, ab12, c, self.glu_layout)
         for (name, found), (_, sample) in zip(t.named(), self._tensors.named(), strict=True):
             if found.dtype != sample.dtype:
-                raise ValueError(f"{name}: found dtype {found.dtype}, needs {sample.dtype}, which the object was compiled for; cast it, or compile another object")
+                raise ValueError(
+                    f"{name}: found dtype {found.dtype}, needs {sample.dtype}, which the object was compiled for; cast it, or compile another object"
+                )
         extents = t.check_shapes()
         t.majors(self._bound)
         t.check_extents(self._bound)
@@ -349,15 +359,6 @@ class GemmSwiglu(APIBase):
             require_torch_like("GemmSwiglu.execute", tensors)
         a, *halves, ab12, c = (t if is_torch_tensor(t) else torch.from_dlpack(t) for _, t in tensors)
         self.execute(a, halves if len(halves) == 2 else halves[0], ab12, c, alpha=alpha, current_stream=stream)
-
-
-def _sample(name: str, t: Any) -> Metadata:
-    if is_jax_array(t):
-        require_torch_like("GemmSwiglu", [(name, t)])
-    try:
-        return metadata(t)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
 
 
 def _nothing(a: Any, b: Any, ab12: Any, c: Any, alpha: float, stream: Any) -> None:
@@ -428,7 +429,7 @@ def gemm_swiglu_wrapper(
     if torch.compiler.is_compiling() or (type(a_tensor) is not torch.Tensor and type(a_tensor) is not torch.nn.Parameter):
         return _wrap_other(a_tensor, b_tensor, scales, alpha, options, stream)
     try:
-        plan = _plans.get((_tensor_key(a_tensor, b_tensor), options)) if scales == (None, None, None) else None
+        plan = _plans.get((tensor_key(a_tensor, b_tensor), options)) if scales == (None, None, None) else None
     except (AttributeError, TypeError):
         plan = None  # not torch tensors, or an option given as a list or dict
     if plan is None:
@@ -459,42 +460,6 @@ class _Plan(NamedTuple):
     c: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
-class Options(NamedTuple):
-    """The wrapper's arguments that are neither tensors nor run-time values, in one spelling."""
-
-    c_major: str
-    ab12_dtype: str
-    c_dtype: str
-    acc_dtype: str
-    mma_tiler_mn: tuple[int, int]
-    cluster_shape_mn: tuple[int, int] | None
-    sf_vec_size: int
-    vector_f32: bool
-    ab12_stages: int
-    glu_layout: str
-    backend: str
-    config: GemmConfig | None
-
-    @classmethod
-    def of(cls, options: tuple[Any, ...]) -> Options:
-        """From the arguments as given; ValueError naming the first that is none of its kind."""
-        o = cls(*options)
-        if o.c_major not in OUT_MODES:
-            raise ValueError(f"c_major: found {o.c_major!r}, needs 'n' or 'm'")
-        return cls(
-            o.c_major,
-            *(checks.required_dtype(name, getattr(o, name)) for name in ("ab12_dtype", "c_dtype", "acc_dtype")),
-            checks.as_pair("mma_tiler_mn", o.mma_tiler_mn),
-            None if o.cluster_shape_mn is None else checks.as_pair("cluster_shape_mn", o.cluster_shape_mn),
-            checks.as_integer("sf_vec_size", o.sf_vec_size),
-            bool(o.vector_f32),
-            checks.as_integer("ab12_stages", o.ab12_stages),
-            o.glu_layout,
-            o.backend,
-            None if o.config is None else GemmConfig.of(o.config),
-        )
-
-
 def shared(op: GemmSwiglu) -> GemmSwiglu:
     """Check ``op`` and return the compiled object for its dtypes, majors and configuration: an earlier one, or itself.
 
@@ -506,22 +471,16 @@ def shared(op: GemmSwiglu) -> GemmSwiglu:
     return op
 
 
-def _tensor_key(a: torch.Tensor, b: torch.Tensor | Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    if isinstance(b, (tuple, list)):
-        return (a.shape, a.stride(), a.dtype, a.get_device(), *((half.shape, half.stride(), half.dtype, half.get_device()) for half in b))
-    return a.shape, a.stride(), a.dtype, a.get_device(), b.shape, b.stride(), b.dtype, b.get_device()
-
-
 def _find_plan(a: Any, b: Any, scales: tuple[Any, Any, Any], given: tuple[Any, ...]) -> _Plan:
     """Check the call, find or compile the object that serves it, and remember both."""
     options = Options.of(given)
     require_torch_like("gemm_swiglu_wrapper", [("a_tensor", a), *name_b(b, options.glu_layout)])
-    key = (_tensor_key(a, b), options)
+    key = (tensor_key(a, b), options)
     if scales == (None, None, None):
         plan = _plans.get(key)
         if plan is not None:
             return plan
-    ab12, c, sfc, amax = _describe_outputs(a, b, scales, options)
+    ab12, c, sfc, amax = describe_outputs(a, b, scales, options)
     op = GemmSwiglu(
         a,
         b,
@@ -545,35 +504,8 @@ def _find_plan(a: Any, b: Any, scales: tuple[Any, Any, Any], given: tuple[Any, .
     )
     op = shared(op)
     plan = _Plan(op, *((desc.shape, desc.stride, torch_dtype(desc.dtype)) for desc in (ab12, c)))
-    _plans.keep((key[0], given) if _hashable(given) else key, plan)
+    _plans.keep((key[0], given) if is_hashable(given) else key, plan)
     return plan
-
-
-def _hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
-
-
-def _describe_outputs(a: Any, b: Any, scales: tuple[Any, Any, Any], options: Options) -> tuple[Any, Any, Any, Any]:
-    """Descriptions of AB12 and C, and in the block-scaled mode of SFC and amax where the published wrapper allocates them."""
-    halves = name_b(b, options.glu_layout)
-    t = [(name, _sample(name, x)) for name, x in (("a_tensor", a), *halves)]
-    for name, meta in t:
-        checks.check_rank(name, meta, "(M, K, L)" if name == "a_tensor" else "(N, K, L)")
-    m, _, batches = t[0][1].shape
-    n = sum(meta.shape[0] for _, meta in t[1:])
-    ab12, c = (describe(name, dtype, (m, columns, batches), options.c_major, a.device) for name, dtype, columns in (("ab12_tensor", options.ab12_dtype, n), ("c_tensor", options.c_dtype, n // 2)))
-    sfc = amax = None
-    if scales[0] is not None and scales[1] is not None:
-        if options.c_dtype in ("float8_e4m3fn", "float8_e5m2"):
-            shape = scale_shapes(m, n // 2, batches, max(options.sf_vec_size, 1))[1]
-            sfc = TensorDesc("float8_e8m0fnu", shape, TensorDesc._compute_contiguous_stride(shape), tuple(range(5, -1, -1)), a.device, name="sfc_tensor")
-        elif t[0][1].dtype in ("float4_e2m1fn", "uint8") and options.c_dtype == "bfloat16":
-            amax = TensorDesc("float32", (1,), (1,), (0,), a.device, name="amax_tensor")
-    return ab12, c, sfc, amax
 
 
 def _wrap_other(a: Any, b: Any, scales: tuple[Any, Any, Any], alpha: float, given: tuple[Any, ...], stream: Any) -> TupleDict:

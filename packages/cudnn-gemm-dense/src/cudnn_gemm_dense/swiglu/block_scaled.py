@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from cudnn.api_base import ceil_div
 from cudnn.fp4 import logical_geometry
 from cudnn.tensors import Metadata
-
 from cudnn_gemm_dense import checks
 from cudnn_gemm_dense.swiglu.shapes import Extents, SwigluTensors
 
@@ -41,7 +41,7 @@ def _unpacked(meta: Metadata) -> Metadata:
 
 def scale_shapes(rows: int, columns: int, batches: int, vec: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The two forms of a blocked scale factor tensor: the six-axis atom view, and the C-contiguous physical one."""
-    blocks_m, blocks_k = -(-rows // 128), -(-(-(-columns // vec)) // 4)
+    blocks_m, blocks_k = ceil_div(rows, 128), ceil_div(ceil_div(columns, vec), 4)
     return (32, 4, blocks_m, 4, blocks_k, batches), (batches, blocks_m, blocks_k, 32, 4, 4)
 
 
@@ -100,7 +100,9 @@ def _check_scale_shapes(scales: ScaleOperands, extents: Extents) -> None:
             raise ValueError(f"sf_vec_size: found {scales.sf_vec_size}, needs 16 or 32")
         forms = scale_shapes(rows, columns, batches, scales.sf_vec_size)
         if scale.shape not in forms:
-            raise ValueError(f"{name}: found shape {scale.shape}, needs {forms[0]} or {forms[1]} for {rows} x {columns} x {batches} and sf_vec_size {scales.sf_vec_size}")
+            raise ValueError(
+                f"{name}: found shape {scale.shape}, needs {forms[0]} or {forms[1]} for {rows} x {columns} x {batches} and sf_vec_size {scales.sf_vec_size}"
+            )
     for name, one in (("amax_tensor", scales.amax), ("norm_const_tensor", scales.norm_const)):
         if one is not None and (not one.shape or any(extent != 1 for extent in one.shape)):
             raise ValueError(f"{name}: found shape {one.shape}, needs (1,)")
@@ -117,4 +119,4 @@ def _check_scale_dtypes(scales: ScaleOperands, fp4: bool, a_dtype: str) -> None:
     if not fp4 and (scales.sfa.dtype != "float8_e8m0fnu" or vec != 32):
         raise ValueError(f"sfa_tensor: found {scales.sfa.dtype} and sf_vec_size {vec} with {a_dtype} operands, needs float8_e8m0fnu and 32")
     if fp4 and scales.sfa.dtype == "float8_e4m3fn" and vec == 32:
-        raise ValueError(f"sf_vec_size: found 32 with float8_e4m3fn scales, needs 16; or float8_e8m0fnu scales")
+        raise ValueError("sf_vec_size: found 32 with float8_e4m3fn scales, needs 16; or float8_e8m0fnu scales")

@@ -51,7 +51,9 @@ def gemm_swiglu_reference(
     return s, swiglu(gate, up)
 
 
-def run_reference(a: torch.Tensor, b: torch.Tensor | Sequence[torch.Tensor], ab12: torch.Tensor, c: torch.Tensor, alpha: float, *, glu_layout: str, acc_dtype: str) -> None:
+def run_reference(
+    a: torch.Tensor, b: torch.Tensor | Sequence[torch.Tensor], ab12: torch.Tensor, c: torch.Tensor, alpha: float, *, glu_layout: str, acc_dtype: str
+) -> None:
     """Writes the reference, rounded, into ``ab12`` (M, N, L) and ``c`` (M, N/2, L)."""
     import torch
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from cudnn.tensor_desc import TensorDesc
-from cudnn.tensors import Metadata
-
+from cudnn.tensors import Metadata, is_jax_array, metadata, require_torch_like
 from cudnn_gemm_dense import checks
 
 A_MODES, B_MODES, OUT_MODES = ("m", "k"), ("n", "k"), ("m", "n")
@@ -42,8 +41,9 @@ class SwigluTensors(NamedTuple):
     @classmethod
     def of(cls, read: Callable[[str, Any], Metadata], a: Any, b: Any, ab12: Any, c: Any, glu_layout: str) -> SwigluTensors:
         """From four tensors (``b`` a pair where the layout is "separate"); ``read`` takes a name and a tensor."""
+        first = read("a_tensor", a)
         halves = tuple(read(name, half) for name, half in name_b(b, glu_layout))
-        return cls(read("a_tensor", a), halves, read("ab12_tensor", ab12), read("c_tensor", c), glu_layout)
+        return cls(first, halves, read("ab12_tensor", ab12), read("c_tensor", c), glu_layout)
 
     @property
     def b_parts(self) -> str:
@@ -95,11 +95,15 @@ class SwigluTensors(NamedTuple):
         b = [set(checks.compact_majors(name, half, B_MODES)) for name, half in self.named_b()]
         common_b = [major for major in reversed(B_MODES) if all(major in found for found in b)]
         if not common_b:
-            raise ValueError(f"b_tensor[0] (gate) and b_tensor[1] (up): found strides {self.b[0].stride} and {self.b[1].stride}, needs both k-major or both n-major")
+            raise ValueError(
+                f"b_tensor[0] (gate) and b_tensor[1] (up): found strides {self.b[0].stride} and {self.b[1].stride}, needs both k-major or both n-major"
+            )
         ab12, c = (checks.compact_majors(name, meta, OUT_MODES) for name, meta in (("ab12_tensor", self.ab12), ("c_tensor", self.c)))
         common = [major for major in reversed(OUT_MODES) if major in ab12 and major in c]
         if not common:
-            raise ValueError(f"ab12_tensor and c_tensor: found strides {self.ab12.stride} ({ab12[0]}-major) and {self.c.stride} ({c[0]}-major), needs the same major for both")
+            raise ValueError(
+                f"ab12_tensor and c_tensor: found strides {self.ab12.stride} ({ab12[0]}-major) and {self.c.stride} ({c[0]}-major), needs the same major for both"
+            )
         # Where unit axes leave a major open, the one that keeps the 16-byte rule is meant.
         choices = [Majors(a, major_b, out) for out in common for major_b in common_b]
         return next((majors for majors in choices if self._contiguous_problem(majors) is None), choices[0])
@@ -151,3 +155,13 @@ def describe(name: str, dtype: str, shape: tuple[int, int, int], major: str, dev
     rows, columns, _ = shape
     stride = (columns, 1, rows * columns) if major == "n" else (1, rows, rows * columns)
     return TensorDesc(dtype, shape, stride, (1, 0, 2) if major == "n" else (0, 1, 2), device, name=name)
+
+
+def sample_metadata(name: str, t: Any) -> Metadata:
+    """Metadata of a sample tensor; ValueError naming it for what is none, and for jax arrays."""
+    if is_jax_array(t):
+        require_torch_like("GemmSwiglu", [(name, t)])
+    try:
+        return metadata(t)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error

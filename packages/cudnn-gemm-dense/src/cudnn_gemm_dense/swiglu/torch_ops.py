@@ -14,9 +14,9 @@ from torch import Tensor
 
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.datatypes import torch_dtype
-
 from cudnn_gemm_dense.runtime import Memo
 from cudnn_gemm_dense.swiglu import api
+from cudnn_gemm_dense.swiglu.arguments import Options
 
 _out_objects: Memo = Memo(api.PLANS)
 
@@ -34,7 +34,7 @@ def config_text(config: GemmConfig | None) -> str:
 @torch.compiler.assume_constant_result
 def encode(given: tuple[Any, ...]) -> tuple[Any, ...]:
     """The wrapper's options as the operator's arguments: a constant of the traced graph."""
-    o = api.Options.of(given)
+    o = Options.of(given)
     cluster = None if o.cluster_shape_mn is None else list(o.cluster_shape_mn)
     dtypes = torch_dtype(o.ab12_dtype), torch_dtype(o.c_dtype)
     return o.c_major, *dtypes, o.acc_dtype, list(o.mma_tiler_mn), cluster, o.glu_layout, o.backend, config_text(o.config)

@@ -10,7 +10,8 @@ from cudnn.cutedsl.gemm.problem import GemmProblem
 SMEM_BYTES = 232448  # shared memory one CTA may use on compute capability 9.0
 TILE_K_BYTES = 128  # one swizzle atom along K
 BARRIER_BYTES = 1024  # mbarriers and alignment slack
-MAX_STAGES = 8
+MAX_STAGES = 12
+MAX_ACCUMULATORS = 192  # float32 registers of one thread that a tile may take
 SLAB_ROWS, SLAB_COLUMNS = 64, 32  # what one warpgroup hands to one TMA store
 
 
@@ -21,6 +22,7 @@ class GemmConfig:
     - ``tile_m``, ``tile_n``: rows and columns of D one tile covers. Cooperative: two consumer warpgroups share a tile. Pingpong: each has
       its own and one's epilogue runs beside the other's mainloop.
     - ``cluster_m``, ``cluster_n``: CTAs per cluster along M and N; B is multicast along M, A along N.
+    - ``split_k``: CTAs that share a tile's sum, a cluster of their own; they add their parts in shared memory, always in the same order. For few tiles and a long K.
     - ``raster``: ``"m"`` or ``"n"``, the direction in which neighbouring CTAs walk; ``group``: how many tiles wide a walk is before it
       turns, so that what it reads stays in L2.
     - ``stages``: depth of the operand pipeline; None takes what shared memory leaves after the epilogue.
@@ -31,6 +33,7 @@ class GemmConfig:
     cluster_m: int = 1
     cluster_n: int = 1
     pingpong: bool = False
+    split_k: int = 1
     raster: str = "m"
     group: int = 8
     stages: int | None = None
@@ -53,8 +56,17 @@ class GemmConfig:
         return 1 if self.tile_m == 64 and not self.pingpong else 2
 
     @property
+    def cluster_size(self) -> int:
+        return self.cluster_m * self.cluster_n * self.split_k
+
+    @property
     def rows_per_warpgroup(self) -> int:
         return self.tile_m if self.pingpong else self.tile_m // self.consumer_warpgroups
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Shared memory for the partial sums of the CTAs that share a tile."""
+        return (self.split_k - 1) * self.tile_m * self.tile_n * 4
 
     def stage_bytes(self, problem: GemmProblem) -> int:
         """Bytes of A and B in one pipeline stage."""
@@ -62,7 +74,7 @@ class GemmConfig:
 
     def stages_for(self, problem: GemmProblem, epilogue_bytes: int) -> int:
         """Pipeline depth: as many stages as fit beside ``epilogue_bytes`` of the epilogue, MAX_STAGES at most."""
-        fit = (SMEM_BYTES - BARRIER_BYTES - epilogue_bytes) // self.stage_bytes(problem)
+        fit = (SMEM_BYTES - BARRIER_BYTES - epilogue_bytes - self.exchange_bytes) // self.stage_bytes(problem)
         return min(self.stages or MAX_STAGES, fit, MAX_STAGES)
 
     def supports(self, problem: GemmProblem, *, epilogue_bytes: int = 0, columns_per_visit: int = SLAB_COLUMNS) -> str | None:
@@ -77,10 +89,14 @@ class GemmConfig:
             return f"group: found {self.group}, needs at least 1"
         if self.cluster_m not in (1, 2, 4) or self.cluster_n not in (1, 2, 4) or self.cluster_m * self.cluster_n > 4:
             return f"cluster: found {self.cluster_m}x{self.cluster_n}, needs 1, 2 or 4 each and at most 4 CTAs together"
-        # 256 columns x 128 rows in one warpgroup would be 256 accumulators a thread, all there are.
+        if self.split_k not in (1, 2, 4, 8):
+            return f"split_k: found {self.split_k}, needs 1, 2, 4 or 8"
+        if self.split_k > 1 and (self.pingpong or self.cluster_m * self.cluster_n > 1):
+            return "split_k > 1 goes with the cooperative schedule and clusters of 1x1: the CTAs that share a tile are its cluster"
+        # 256 accumulators a thread are the whole register file; above 192 the epilogue would spill.
         accumulators = self.rows_per_warpgroup * self.tile_n // 128
-        if accumulators > (192 if self.pingpong else 128):
-            return f"tile {self.tile_m}x{self.tile_n} needs {accumulators} accumulators a thread in this schedule; the register file holds {192 if self.pingpong else 128} beside the epilogue"
+        if accumulators > MAX_ACCUMULATORS:
+            return f"tile {self.tile_m}x{self.tile_n} needs {accumulators} accumulators a thread in this schedule; the register file holds {MAX_ACCUMULATORS} beside the epilogue"
         if problem.b_parts != "single" and self.tile_n // SLAB_COLUMNS % (2 * self.cluster_m):
             return f"tile_n {self.tile_n} with cluster_m {self.cluster_m}: the 32-row pieces of two weight halves do not divide among the cluster's CTAs"
         if self.stages is not None and self.stages < 2:
@@ -93,4 +109,4 @@ class GemmConfig:
         return asdict(self)
 
     def __str__(self) -> str:
-        return f"{self.tile_m}x{self.tile_n}{'-pingpong' if self.pingpong else ''}-cluster{self.cluster_m}x{self.cluster_n}-{self.raster}{self.group}"
+        return f"{self.tile_m}x{self.tile_n}{'-pingpong' if self.pingpong else ''}-cluster{self.cluster_m}x{self.cluster_n}{f'-split{self.split_k}' if self.split_k > 1 else ''}-{self.raster}{self.group}"

@@ -7,11 +7,12 @@ import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass import Int32
 from cutlass.cute.nvgpu import warpgroup
-from cutlass.utils import hopper_helpers
 
 from cudnn.cutedsl.epilogue.driver import EpilogueDriver, ring_bytes
 from cudnn.cutedsl.epilogue.op import Epilogue
+from cudnn.cutedsl.gemm import mma
 from cudnn.cutedsl.gemm.config import SLAB_ROWS, GemmConfig
+from cudnn.cutedsl.gemm.exchange import Exchange, share
 from cudnn.cutedsl.gemm.operands import Strided
 from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.cutedsl.gemm.scheduler import DenseScheduler
@@ -52,7 +53,8 @@ class GemmSm90(LoopInvariant):
         self.scheduler = DenseScheduler(config)
         self.consumers = config.consumer_warpgroups
         self.threads = (1 + self.consumers) * WARPGROUP
-        self.cluster = config.cluster_m * config.cluster_n
+        self.cluster = config.cluster_size
+        self.exchange_values = config.exchange_bytes // 4
 
     @cute.jit
     def __call__(self, operands, outputs, scalars, max_clusters: Int32, stream):
@@ -70,17 +72,12 @@ class GemmSm90(LoopInvariant):
             a: cute.struct.Align[cute.struct.MemRange[self.a_dtype, cute.cosize(a_layout)], 1024]
             b: cute.struct.Align[cute.struct.MemRange[self.b_dtype, cute.cosize(b_layout)], 1024]
             ring: cute.struct.Align[cute.struct.MemRange[cutlass.Uint8, self.epilogue_bytes], 1024]
+            exchange_barriers: cute.struct.MemRange[cutlass.Int64, 2 * self.consumers]
+            exchange: cute.struct.Align[cute.struct.MemRange[cutlass.Float32, self.exchange_values], 128]
 
         self.storage = Storage
-        k_major, mn_major = warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.MN
-        tiled_mma = hopper_helpers.make_trivial_tiled_mma(
-            self.a_dtype,
-            self.b_dtype,
-            k_major if self.problem.a_major == "k" else mn_major,
-            k_major if self.problem.b_major == "k" else mn_major,
-            self.acc_dtype,
-            (1 if self.config.pingpong else self.consumers, 1, 1),
-            (SLAB_ROWS, self.config.tile_n),
+        tiled_mma = mma.tiled_mma(
+            self.a_dtype, self.b_dtype, self.acc_dtype, self.problem.a_major == "k", self.problem.b_major == "k", 1 if self.config.pingpong else self.consumers, self.config.tile_n
         )
         clusters = cutlass.min(schedule[2], max_clusters)
         self.kernel(tiled_mma, loads, stores, scalars, a_layout, b_layout, schedule, cute.ceil_div(k, source.tile_k)).launch(
@@ -112,8 +109,12 @@ class GemmSm90(LoopInvariant):
 
         cta_layout = cute.make_layout((config.cluster_m, config.cluster_n, 1))
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if cutlass.const_expr(self.cluster > 1) else Int32(0)
-        cta_n = rank // config.cluster_m
-        cta_m = rank - cta_n * config.cluster_m
+        part, cta_m, cta_n = Int32(0), Int32(0), Int32(0)
+        if cutlass.const_expr(config.split_k > 1):
+            part = rank
+        else:
+            cta_n = rank // config.cluster_m
+            cta_m = rank - cta_n * config.cluster_m
 
         storage = cutlass.utils.SmemAllocator().allocate(self.storage)
         readers = 1 if cutlass.const_expr(config.pingpong) else self.consumers
@@ -123,13 +124,18 @@ class GemmSm90(LoopInvariant):
             producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
             consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, (config.cluster_m + config.cluster_n - 1) * readers * 4),
             tx_count=self.operands.stage_bytes(),
-            cta_layout_vmnk=cute.make_layout((1, config.cluster_m, config.cluster_n, 1)),
+            cta_layout_vmnk=cute.make_layout((1, config.cluster_m, config.cluster_n, config.split_k)),
             defer_sync=True,
         )
-        pipeline.pipeline_init_arrive(cluster_shape_mn=(config.cluster_m, config.cluster_n), is_relaxed=True)
+        exchange = None
+        if cutlass.const_expr(config.split_k > 1):
+            exchange = Exchange(self, storage.exchange.data_ptr(), storage.exchange_barriers.data_ptr(), part)
+            exchange.init(warp)
+        # The cluster's shape here only says whether to wait for this CTA or for all of the cluster.
+        pipeline.pipeline_init_arrive(cluster_shape_mn=(self.cluster, 1), is_relaxed=True)
         sA = storage.a.get_tensor(a_layout.outer, swizzle=a_layout.inner)
         sB = storage.b.get_tensor(b_layout.outer, swizzle=b_layout.inner)
-        pipeline.pipeline_init_wait(cluster_shape_mn=(config.cluster_m, config.cluster_n))
+        pipeline.pipeline_init_wait(cluster_shape_mn=(self.cluster, 1))
 
         block, _, _ = cute.arch.block_idx()
         grid, _, _ = cute.arch.grid_dim()
@@ -138,20 +144,21 @@ class GemmSm90(LoopInvariant):
         if group == 0:
             cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
             if warp == 0:
-                self.produce(ab, self.operands.loader(loads, sA, sB, cta_layout, cta_m, cta_n), schedule, first, step, end, k_tiles, cta_m, cta_n)
+                self.produce(ab, self.operands.loader(loads, sA, sB, cta_layout, cta_m, cta_n), schedule, first, step, end, k_tiles, cta_m, cta_n, part)
         else:
             cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
-            self.consume(tiled_mma, ab, sA, sB, storage.ring.data_ptr(), stores, scalars, schedule, first, step, end, k_tiles, cta_m, cta_n, thread, group - 1)
+            self.consume(tiled_mma, ab, sA, sB, storage.ring.data_ptr(), stores, scalars, schedule, first, step, end, k_tiles, cta_m, cta_n, part, exchange, thread, group - 1)
 
     @cute.jit
-    def produce(self, ab, loader, schedule, first: Int32, step: Int32, end: Int32, k_tiles: Int32, cta_m: Int32, cta_n: Int32):
+    def produce(self, ab, loader, schedule, first: Int32, step: Int32, end: Int32, k_tiles: Int32, cta_m: Int32, cta_n: Int32, part: Int32):
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
         index = first
         while index < end:
             tile = self.scheduler.tile(schedule, index, cta_m, cta_n)
-            for k_tile in cutlass.range(k_tiles, unroll=1):
+            begin, count = share(k_tiles, part, self.config.split_k)
+            for k_tile in cutlass.range(count, unroll=1):
                 ab.producer_acquire(state)
-                loader.load(tile, k_tile, state.index, ab.producer_get_barrier(state))
+                loader.load(tile, begin + k_tile, state.index, ab.producer_get_barrier(state))
                 state.advance()
             index += step
         # A CTA must not leave while a peer still has to release stages into its shared memory.
@@ -159,7 +166,7 @@ class GemmSm90(LoopInvariant):
 
     @cute.jit
     def consume(
-        self, tiled_mma, ab, sA, sB, ring, stores, scalars, schedule, first: Int32, step: Int32, end: Int32, k_tiles: Int32, cta_m: Int32, cta_n: Int32, thread: Int32, consumer: Int32
+        self, tiled_mma, ab, sA, sB, ring, stores, scalars, schedule, first: Int32, step: Int32, end: Int32, k_tiles: Int32, cta_m: Int32, cta_n: Int32, part: Int32, exchange, thread: Int32, consumer: Int32
     ):
         config = self.config
         in_group = thread % WARPGROUP
@@ -174,7 +181,7 @@ class GemmSm90(LoopInvariant):
         blocks = config.rows_per_warpgroup // SLAB_ROWS
 
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
-        index, stride = first, step
+        index, stride, turn = first, step, Int32(0)
         if cutlass.const_expr(config.pingpong):
             stride = step * 2
             if consumer == 1:
@@ -185,15 +192,28 @@ class GemmSm90(LoopInvariant):
             m, n, batch = self.scheduler.tile(schedule, index, cta_m, cta_n)
             if cutlass.const_expr(config.pingpong):
                 cute.arch.barrier(barrier_id=ORDER_BARRIER + consumer, number_of_threads=2 * WARPGROUP)
-            state = self.multiply(tiled_mma, ab, state, tCrA, tCrB, accumulators, k_tiles, consumer)
+            _, count = share(k_tiles, part, self.config.split_k)
+            if cutlass.const_expr(config.split_k > 1):
+                accumulators.fill(0.0)
+                if count > 0:
+                    state = self.multiply(tiled_mma, ab, state, tCrA, tCrB, accumulators, count, consumer)
+            else:
+                state = self.multiply(tiled_mma, ab, state, tCrA, tCrB, accumulators, count, consumer)
             if cutlass.const_expr(config.pingpong):
                 state.advance(k_tiles)
                 rows = tuple(m * blocks + i for i in range(blocks))
             else:
                 rows = tuple((m * blocks + i) * self.consumers + consumer for i in range(blocks))
-            driver.run(accumulators, scalars, rows, n * (config.tile_n // 32), batch)
+            if cutlass.const_expr(config.split_k > 1):
+                turn = exchange.reduce(accumulators, in_group, consumer, turn)
+                if part == 0:
+                    driver.run(accumulators, scalars, rows, n * (config.tile_n // 32), batch)
+            else:
+                driver.run(accumulators, scalars, rows, n * (config.tile_n // 32), batch)
             index += stride
         driver.finish()
+        if cutlass.const_expr(config.split_k > 1):
+            exchange.finish(consumer, turn)
 
     @cute.jit
     def multiply(self, tiled_mma, ab, state, tCrA, tCrB, accumulators, k_tiles: Int32, consumer: Int32):

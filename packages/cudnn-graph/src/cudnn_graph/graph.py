@@ -14,8 +14,9 @@ from cudnn_graph.context import BACKENDS, GraphContext
 from cudnn_graph.dtypes import to_library_dtype
 from cudnn_graph.enums import scalar_type as scalar_kind
 from cudnn_graph.enums import tensor_reordering
-from cudnn_graph.errors import describe, describe_all
+from cudnn_graph.errors import cudnnGraphNotSupportedError, describe, describe_all
 from cudnn_graph.executing import ExecutionMethods
+from cudnn_graph.handle import to_backend_handle
 from cudnn_graph.nodes import Node
 from cudnn_graph.planning import PlanningMethods
 from cudnn_graph.storing import StoringMethods
@@ -81,6 +82,9 @@ class pygraph(PointwiseMethods, LinearMethods, NormMethods, StructuralMethods, P
     ) -> None:
         if backend not in BACKENDS:
             raise ValueError(f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {backend!r}")
+        to_backend_handle(handle)
+        if kernel_cache is not None and not is_dynamic_shape_enabled:
+            raise cudnnGraphNotSupportedError("kernel_cache needs is_dynamic_shape_enabled=True: only kernels of dynamic shape can be shared between graphs")
         self._context = GraphContext(
             check_name(name),
             io_data_type,
@@ -302,4 +306,3 @@ class pygraph(PointwiseMethods, LinearMethods, NormMethods, StructuralMethods, P
 
     def __repr__(self) -> str:
         return self.to_json()
-

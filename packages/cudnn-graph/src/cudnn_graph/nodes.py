@@ -19,7 +19,7 @@ Ports are the keys of ``inputs`` and ``outputs``; ``?`` marks those that may be 
 | BATCHNORM_INFERENCE | X MEAN INV_VARIANCE SCALE BIAS | Y | |
 | BATCHNORM_BWD | DY X SCALE MEAN INV_VARIANCE PEER_STAT_0.. | DX DSCALE DBIAS | |
 | RESHAPE | IN_0 | OUT_0 | reshape_mode |
-| SLICE | IN_0 | OUT_0 | slices (tuple of (start, stop, step), resolved by inference) |
+| SLICE | IN_0 | OUT_0 | slices (tuple of (start, stop, step)); inference adds start, limit, step (tuples of ints) |
 | TRANSPOSE | IN_0 | OUT_0 | permutation |
 | CONCATENATE | IN_0 .. IN_n | OUT_0 | axis, in_place_index (or None) |
 | BLOCK_SCALE_QUANTIZE | IN_0 GROUP_OFFSET? | Y scale | block_size, axis (or None), transpose |

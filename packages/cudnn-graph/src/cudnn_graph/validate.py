@@ -44,4 +44,6 @@ def _check_tensor(tensor: Tensor, graph: pygraph) -> None:
         raise ValueError(f"ragged offset {describe(offset)} of tensor {describe(tensor)} must be INT32 or INT64, got {offset.data_type.name}")
     if tensor.data_type is data_type.NOT_SET:
         # Reached by tensors that no node uses and by ragged offsets.
-        tensor.infer_data_type(data_type.INT32 if any(t.ragged_offset is tensor for t in graph.tensors.values()) else graph.context.tensor_dtype(tensor.is_virtual))
+        tensor.infer_data_type(
+            data_type.INT32 if any(t.ragged_offset is tensor for t in graph.tensors.values()) else graph.context.tensor_dtype(tensor.is_virtual)
+        )

@@ -32,7 +32,9 @@ def _conv_params(op: str, padding: Any, pre_padding: Any, post_padding: Any, str
         pre_padding = post_padding = padding
     missing = [n for n, v in (("pre_padding", pre_padding), ("post_padding", post_padding), ("stride", stride), ("dilation", dilation)) if v is None]
     if missing:
-        raise TypeError(f"{op}() needs {', '.join(missing)}" + (" (padding sets both paddings)" if "pre_padding" in missing or "post_padding" in missing else ""))
+        raise TypeError(
+            f"{op}() needs {', '.join(missing)}" + (" (padding sets both paddings)" if "pre_padding" in missing or "post_padding" in missing else "")
+        )
     if not isinstance(mode, conv_mode):
         raise TypeError(f"{op}(): convolution_mode must be a convolution_mode, got {mode!r}")
     params = {
@@ -153,9 +155,7 @@ class LinearMethods(BuilderBase):
 
     def genstats(self, input: Any, *, name: str = "", compute_data_type: Any = None, out_dims: Any = None) -> list[Tensor]:
         """[SUM, SQ_SUM]: per channel, the sums of the input [N, C, spatial...] and of its squares, FLOAT [1, C, 1...]."""
-        return self._add_node(
-            "genstats", NodeType.GENSTATS, {"X": input}, ["SUM", "SQ_SUM"], name=name, compute_data_type=compute_data_type, out_dims=out_dims
-        )
+        return self._add_node("genstats", NodeType.GENSTATS, {"X": input}, ["SUM", "SQ_SUM"], name=name, compute_data_type=compute_data_type, out_dims=out_dims)
 
     @positional_orders("input mode group_offset", "input group_offset mode")
     def reduction(

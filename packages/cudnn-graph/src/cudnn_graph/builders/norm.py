@@ -331,6 +331,4 @@ class NormMethods(BuilderBase):
             "INV_VARIANCE": inv_variance,
             **{f"PEER_STAT_{i}": peer for i, peer in enumerate(peer_stats)},
         }
-        return self._norm_backward(
-            "batchnorm_backward", NodeType.BATCHNORM_BWD, inputs, (), name=name, compute_data_type=compute_data_type, out_dims=out_dims
-        )
+        return self._norm_backward("batchnorm_backward", NodeType.BATCHNORM_BWD, inputs, (), name=name, compute_data_type=compute_data_type, out_dims=out_dims)

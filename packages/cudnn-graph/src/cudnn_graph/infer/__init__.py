@@ -55,7 +55,9 @@ def infer_node(node: Node, context: GraphContext) -> None:
         if tensor.dim is None:
             raise node_error(node, f"input {port} {describe(tensor)}: dims not set")
         if len(tensor.dim) != len(tensor.stride or ()):
-            raise node_error(node, f"input {port} {describe(tensor)}: stride {list(tensor.stride or ())} does not have one entry for each of {len(tensor.dim)} dims")
+            raise node_error(
+                node, f"input {port} {describe(tensor)}: stride {list(tensor.stride or ())} does not have one entry for each of {len(tensor.dim)} dims"
+            )
         _infer_dtype(tensor, port, node, context)
     node.compute_data_type = context.node_compute_dtype(node.compute_data_type)
     rule(node)
@@ -63,7 +65,9 @@ def infer_node(node: Node, context: GraphContext) -> None:
         if tensor.dim is None:
             raise node_error(node, f"output {port} {describe(tensor)}: dims not set; call set_dim() on it or pass out_dims")
         if tensor.stride is None or len(tensor.stride) != len(tensor.dim):
-            raise node_error(node, f"output {port} {describe(tensor)}: stride {list(tensor.stride or ())} does not have one entry for each of {len(tensor.dim)} dims")
+            raise node_error(
+                node, f"output {port} {describe(tensor)}: stride {list(tensor.stride or ())} does not have one entry for each of {len(tensor.dim)} dims"
+            )
         _infer_dtype(tensor, port, node, context)
 
 

@@ -29,7 +29,9 @@ def _check_offsets(node: Node, offsets: Tensor, experts: int) -> None:
         raise node_error(node, f"first_token_offset {describe(offsets)} must be INT32, got {offsets.data_type.name}")
     if group_count(offsets.dim[0], experts) is None:
         boundaries = " (boundaries only)" if experts == 1 else ""
-        raise node_error(node, f"first_token_offset {describe(offsets)} needs G starts or G + 1 boundaries{boundaries}, G a positive multiple of {experts} experts")
+        raise node_error(
+            node, f"first_token_offset {describe(offsets)} needs G starts or G + 1 boundaries{boundaries}, G a positive multiple of {experts} experts"
+        )
 
 
 def infer_grouped_matmul(node: Node) -> None:

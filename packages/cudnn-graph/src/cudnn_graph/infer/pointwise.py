@@ -49,7 +49,9 @@ def infer_pointwise(node: Node) -> None:
             output.infer_stride(tensor.stride)
             return
     if not output.is_virtual:
-        raise node_error(node, f"the stride of output {describe(output)} cannot be inferred: no input has its dims ({describe_all(inputs)}); call set_stride() on it")
+        raise node_error(
+            node, f"the stride of output {describe(output)} cannot be inferred: no input has its dims ({describe_all(inputs)}); call set_stride() on it"
+        )
     order = inputs[0].stride
     output.infer_stride(packed_like(dim, order) if len(order) == len(dim) and 0 not in order else row_major(dim))
 
@@ -75,7 +77,9 @@ def infer_reduction(node: Node) -> None:
     """OUT_0 has the caller's dims: the input's, with 1 where an axis is reduced."""
     source, output = node.inputs["IN_0"], node.outputs["OUT_0"]
     if output.dim is None:
-        raise node_error(node, f"output {describe(output)}: dims not set; call set_dim() with 1 where an axis of {describe(source)} is to be reduced, or pass out_dims")
+        raise node_error(
+            node, f"output {describe(output)}: dims not set; call set_dim() with 1 where an axis of {describe(source)} is to be reduced, or pass out_dims"
+        )
     if node.params["mode"].name == "NOT_SET":
         raise node_error(node, "reduction mode NOT_SET; pass a mode such as cudnn.reduction_mode.ADD")
     if "GROUP_OFFSET" not in node.inputs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from cudnn_graph.buffers import span_elements
 from cudnn_graph.enums import reshape_mode
 from cudnn_graph.errors import describe, describe_all, node_error
 from cudnn_graph.nodes import Node
@@ -24,12 +25,15 @@ def infer_reshape(node: Node) -> None:
         raise node_error(node, f"output {describe(output)}: dims not set; call set_dim() on it or pass out_dims")
     if prod(source.dim) != prod(output.dim):
         raise node_error(node, f"output {describe(output)} has {prod(output.dim)} elements, input {describe(source)} has {prod(source.dim)}")
-    if output.stride_assigned:
-        return
-    if node.params["reshape_mode"] is reshape_mode.LOGICAL or source.stride == row_major(source.dim):
-        output.infer_stride(row_major(output.dim))
-    else:
-        output.infer_stride(channels_last(output.dim))
+    logical = node.params["reshape_mode"] is reshape_mode.LOGICAL
+    if not output.stride_assigned:
+        output.infer_stride(row_major(output.dim) if logical or source.stride == row_major(source.dim) else channels_last(output.dim))
+    if not logical and len(output.stride) == len(output.dim):
+        have, need = span_elements(source.dim, source.stride), span_elements(output.dim, output.stride)
+        if need > have:
+            raise node_error(
+                node, f"output {describe(output)} with stride {list(output.stride)} spans {need} elements, the memory of input {describe(source)} only {have}"
+            )
 
 
 def infer_slice(node: Node) -> None:
@@ -49,7 +53,7 @@ def infer_slice(node: Node) -> None:
             raise node_error(node, f"axis {axis}: slice {start}:{stop}:{step} of {describe(source)} is empty")
         resolved.append((start, stop, step))
         dim.append(extent)
-    node.params["slices"] = tuple(resolved)
+    node.params["start"], node.params["limit"], node.params["step"] = (tuple(values) for values in zip(*resolved))
     _check_output(node, tuple(dim), f"slices {resolved} of {describe(source)}")
     output.infer_stride(packed_like(dim, source.stride) if 0 not in source.stride else row_major(dim))
 

@@ -57,6 +57,8 @@ void load_library(const std::string& path) {
     resolve(handle, "cudnnBackendGetAttribute", path, fresh->get_attribute);
     resolve(handle, "cudnnBackendExecute", path, fresh->execute);
     fresh->get_cudart_version = reinterpret_cast<std::size_t (*)()>(dlsym(handle, "cudnnGetCudartVersion"));
+    fresh->get_plan_workspace_size =
+        reinterpret_cast<int (*)(void*, void*, void*, std::size_t*)>(dlsym(handle, "cudnnGetExecutionPlanWorkspaceSize"));
     // Kept for the life of the process: descriptors in static storage may still point into the library at exit.
     current.store(fresh.release());
 }

@@ -28,7 +28,9 @@ struct Library {
     int (*set_attribute)(void*, int, int, std::int64_t, const void*);
     int (*get_attribute)(void*, int, int, std::int64_t, std::int64_t*, void*);
     int (*execute)(void*, void*, void*);
-    std::size_t (*get_cudart_version)();  // null where the library does not have it
+    // Null where the library does not have them.
+    std::size_t (*get_cudart_version)();
+    int (*get_plan_workspace_size)(void*, void*, void*, std::size_t*);
 };
 
 // Opens the file and resolves the functions. A second call with the same path does nothing; another path is an error,

@@ -161,6 +161,11 @@ class BoundPlan {
                 }
                 continue;
             }
+            if (PyBytes_Check(value)) {
+                // The value of a scalar; the dict keeps the bytes alive during the call.
+                given[i] = PyBytes_AS_STRING(value);
+                continue;
+            }
             given[i] = PyLong_AsVoidPtr(value);
             if (given[i] == nullptr && PyErr_Occurred() != nullptr) {
                 throw py::error_already_set();
@@ -168,6 +173,10 @@ class BoundPlan {
         }
         py::gil_scoped_release release;
         prepared_.execute(to_pointer(handle), to_pointer(context), given, to_pointer(workspace), overrides);
+    }
+
+    std::size_t workspace_size(std::uintptr_t handle, std::uintptr_t context, const Overrides& overrides) const {
+        return prepared_.workspace_size(to_pointer(handle), to_pointer(context), overrides);
     }
 
     const PreparedPlan& prepared() const { return prepared_; }
@@ -213,6 +222,22 @@ PYBIND11_MODULE(_ext, module) {
             PyErr_SetString(PyExc_ValueError, error.what());
         }
     });
+
+    // The numbers of the C ABI that this layer knows by itself; a test compares them with cudnn_graph.constants.
+    py::dict constants;
+    constants["Type.HANDLE"] = int(kHandle);
+    constants["Type.BOOLEAN"] = int(kBoolean);
+    constants["Type.INT64"] = int(kInt64);
+    constants["Type.FLOAT"] = int(kFloat);
+    constants["Type.DOUBLE"] = int(kDouble);
+    constants["Type.VOID_PTR"] = int(kVoidPtr);
+    constants["Type.BACKEND_DESCRIPTOR"] = int(kBackendDescriptor);
+    constants["Type.CHAR"] = int(kChar);
+    constants["Type.FRACTION"] = int(kFraction);
+    for (const auto& [name, number] : prepared_plan_constants()) {
+        constants[name] = number;
+    }
+    module.attr("constants") = constants;
 
     module.def("load", &load_library, py::arg("path"), py::call_guard<py::gil_scoped_release>(),
                "Open libcudnn from a file or a soname. RuntimeError with the loader's reason when that fails.");
@@ -329,7 +354,10 @@ PYBIND11_MODULE(_ext, module) {
     py::class_<BoundPlan>(module, "PreparedPlan", "A finalized execution plan and the sources of its pointers; safe to execute from several threads.")
         .def(py::init<std::shared_ptr<Descriptor>, std::vector<Slot>, std::int64_t>(), py::arg("plan"), py::arg("slots"), py::arg("workspace_offset") = 0)
         .def("execute", &BoundPlan::execute, py::arg("handle"), py::arg("context"), py::arg("pointers"), py::arg("workspace") = 0,
-             py::arg("overrides") = nullptr, "Run on the handle's stream. pointers: {uid: address}; uids the plan does not know are passed over.")
+             py::arg("overrides") = nullptr,
+             "Run on the handle's stream. pointers: {uid: address, or the bytes of a scalar}; uids the plan does not know are passed over.")
+        .def("workspace_size", &BoundPlan::workspace_size, py::arg("handle"), py::arg("context"), py::arg("overrides"),
+             py::call_guard<py::gil_scoped_release>(), "Bytes of workspace for other shapes. RuntimeError where the library cannot tell (below 9.23).")
         .def_property_readonly("uids", [](const BoundPlan& self) {
             std::vector<std::int64_t> uids;
             for (const Slot& slot : self.prepared().slots()) {

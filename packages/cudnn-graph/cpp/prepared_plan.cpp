@@ -93,18 +93,11 @@ void PreparedPlan::resolve(std::vector<void*>& pointers, void* workspace) const 
     }
 }
 
-void PreparedPlan::execute(void* handle, void* context, const std::vector<void*>& given, void* workspace, const Overrides* overrides) const {
-    std::vector<void*> pointers = given;
-    resolve(pointers, workspace);
-    void* plan_workspace = workspace == nullptr ? nullptr : static_cast<char*>(workspace) + workspace_offset_;
-
-    ContextGuard guard(context);
-    // cuDNN lets nobody change a finalized descriptor, so a variant pack serves one call.
-    Descriptor pack(kVariantPack);
+void PreparedPlan::fill(Descriptor& pack, const std::vector<void*>& pointers, void* workspace, const Overrides* overrides) const {
     const auto count = static_cast<std::int64_t>(uids_.size());
     pack.set(kUniqueIds, kTypeInt64, count, uids_.data());
     pack.set(kDataPointers, kTypeVoidPtr, count, pointers.data());
-    pack.set(kWorkspace, kTypeVoidPtr, 1, &plan_workspace);
+    pack.set(kWorkspace, kTypeVoidPtr, 1, &workspace);
     if (overrides != nullptr) {
         // The library reads these two as the address of a std::vector<std::vector<int64_t>>.
         const void* shapes = &overrides->shapes;
@@ -114,7 +107,44 @@ void PreparedPlan::execute(void* handle, void* context, const std::vector<void*>
         pack.set(kOverrideStrides, kTypeVoidPtr, 1, &strides);
     }
     pack.finalize();
+}
+
+void PreparedPlan::execute(void* handle, void* context, const std::vector<void*>& given, void* workspace, const Overrides* overrides) const {
+    std::vector<void*> pointers = given;
+    resolve(pointers, workspace);
+    void* plan_workspace = workspace == nullptr ? nullptr : static_cast<char*>(workspace) + workspace_offset_;
+
+    ContextGuard guard(context);
+    // cuDNN lets nobody change a finalized descriptor, so a variant pack serves one call.
+    Descriptor pack(kVariantPack);
+    fill(pack, pointers, plan_workspace, overrides);
     check(library().execute(handle, plan_->raw(), pack.raw()), "cudnnBackendExecute");
+}
+
+std::size_t PreparedPlan::workspace_size(void* handle, void* context, const Overrides& overrides) const {
+    if (library().get_plan_workspace_size == nullptr) {
+        throw std::runtime_error("the workspace for other shapes can be asked of cuDNN 9.23 and newer only");
+    }
+    ContextGuard guard(context);
+    Descriptor pack(kVariantPack);
+    fill(pack, std::vector<void*>(uids_.size(), nullptr), nullptr, &overrides);
+    std::size_t bytes = 0;
+    check(library().get_plan_workspace_size(handle, plan_->raw(), pack.raw(), &bytes), "cudnnGetExecutionPlanWorkspaceSize");
+    return bytes + static_cast<std::size_t>(workspace_offset_);
+}
+
+std::vector<std::pair<const char*, int>> prepared_plan_constants() {
+    return {
+        {"Desc.VARIANT_PACK", kVariantPack},
+        {"Type.INT64", kTypeInt64},
+        {"Type.VOID_PTR", kTypeVoidPtr},
+        {"Attr.VARIANT_PACK_UNIQUE_IDS", kUniqueIds},
+        {"Attr.VARIANT_PACK_DATA_POINTERS", kDataPointers},
+        {"Attr.VARIANT_PACK_WORKSPACE", kWorkspace},
+        {"Attr.VARIANT_PACK_OVERRIDE_UNIQUE_IDS", kOverrideUniqueIds},
+        {"Attr.VARIANT_PACK_OVERRIDE_SHAPES", kOverrideShapes},
+        {"Attr.VARIANT_PACK_OVERRIDE_STRIDES", kOverrideStrides},
+    };
 }
 
 }  // namespace cudnn_graph

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "descriptor.hpp"
@@ -65,10 +66,14 @@ class PreparedPlan {
     // pointers: one per slot in the order of `slots()`, null where the caller gives none.
     void execute(void* handle, void* context, const std::vector<void*>& pointers, void* workspace, const Overrides* overrides) const;
 
+    // Bytes of workspace the plan needs for other shapes; throws std::runtime_error where the library cannot tell.
+    std::size_t workspace_size(void* handle, void* context, const Overrides& overrides) const;
+
     const std::vector<Slot>& slots() const { return slots_; }
     const std::shared_ptr<Descriptor>& plan() const { return plan_; }
 
   private:
+    void fill(Descriptor& pack, const std::vector<void*>& pointers, void* workspace, const Overrides* overrides) const;
     void resolve(std::vector<void*>& pointers, void* workspace) const;
 
     const std::shared_ptr<Descriptor> plan_;
@@ -77,5 +82,8 @@ class PreparedPlan {
     std::vector<std::size_t> alias_source_;  // index of the aliased slot
     const std::int64_t workspace_offset_;
 };
+
+// Names in cudnn_graph.constants and the numbers this file uses for them.
+std::vector<std::pair<const char*, int>> prepared_plan_constants();
 
 }  // namespace cudnn_graph

@@ -9,6 +9,7 @@ the next thread that needs one for the device takes it: destroying it there and 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -153,11 +154,12 @@ _pool: dict[int, list[Handle]] = {}
 class _ThreadHandles(dict):
     """One thread's default handles by device; at the end of the thread they return to the pool."""
 
-    def __del__(self) -> None:
-        with _pool_lock:
+    # Defaults, because the module's globals may be gone when the main thread's handles go.
+    def __del__(self, lock: Any = _pool_lock, pool: dict[int, list[Handle]] = _pool) -> None:
+        with lock:
             for ordinal, handle in self.items():
                 if handle.backend_handle is not None:
-                    _pool.setdefault(ordinal, []).append(handle)
+                    pool.setdefault(ordinal, []).append(handle)
 
 
 _thread = threading.local()
@@ -190,10 +192,11 @@ def destroy_default_handles() -> None:
 
 @atexit.register
 def _at_exit() -> None:
-    try:
-        ext = library.extension()
-    except library.LibraryError:
+    if not library.is_loaded():
         return
+    ext = library.loaded()
     for handle in list(_alive):
-        destroy_handle(handle)
+        # A device that failed earlier answers every call with that error; there is nobody left to tell.
+        with contextlib.suppress(ext.BackendError):
+            destroy_handle(handle)
     ext.begin_shutdown()

@@ -52,6 +52,11 @@ def loaded() -> Any:
     return _load()
 
 
+def is_loaded() -> bool:
+    """Whether something opened libcudnn already."""
+    return _loaded is not None
+
+
 def _load() -> Any:
     global _loaded
     with _lock:

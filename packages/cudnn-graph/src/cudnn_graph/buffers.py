@@ -24,7 +24,7 @@ UNKNOWN_DEVICE = None
 
 def span_elements(dim: Sequence[int], stride: Sequence[int]) -> int:
     """Number of elements from the first to the last one addressed, inclusive."""
-    return 1 + sum((extent - 1) * step for extent, step in zip(dim, stride)) if all(dim) else 0
+    return 1 + sum((extent - 1) * step for extent, step in zip(dim, stride, strict=True)) if all(dim) else 0
 
 
 class BufferSpec:

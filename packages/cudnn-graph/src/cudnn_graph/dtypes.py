@@ -37,7 +37,9 @@ def to_library_dtype(dtype: Any) -> data_type:
         return data_type.NOT_SET
     member = _BY_NAME.get(datatypes.dtype_name(dtype))
     if member is None:
-        raise cudnnGraphNotSupportedError(f"No available conversion from {dtype!r} to a cudnn data type; needs a member of cudnn.data_type or a dtype that has one")
+        raise cudnnGraphNotSupportedError(
+            f"No available conversion from {dtype!r} to a cudnn data type; needs a member of cudnn.data_type or a dtype that has one"
+        )
     return member
 
 

@@ -96,7 +96,7 @@ class ExecutionMethods:
                 raise ValueError("tensor_uids goes with a list of buffers, not with a dictionary")
             if len(tensor_uids) != len(tensor_dict):
                 raise ValueError(f"got {len(tensor_dict)} buffers for {len(tensor_uids)} tensor_uids")
-            items = zip(tensor_uids, tensor_dict)
+            items = zip(tensor_uids, tensor_dict, strict=True)
         elif isinstance(tensor_dict, Mapping):
             items = tensor_dict.items()
         else:
@@ -121,7 +121,7 @@ class ExecutionMethods:
         if uids is None or shapes is None or strides is None or not len(uids) == len(shapes) == len(strides):
             raise ValueError("override_uids, override_shapes and override_strides go together and have one entry each for every tensor")
         result = {}
-        for uid, shape, stride in zip(uids, shapes, strides):
+        for uid, shape, stride in zip(uids, shapes, strides, strict=True):
             tensor = self.find_tensor(uid)
             dim = check_dim(shape, tensor.name)
             steps = check_stride(stride, tensor.name)

@@ -86,7 +86,10 @@ class PlanningMethods:
             for engine in engines:
                 try:
                     self.engine_state[engine.name] = engine.prepare(self)
-                except DECLINE as error:
+                except (*DECLINE, RuntimeError) as error:
+                    # A RuntimeError is cuDNN's answer to some descriptors (the AVG reduction, for one); where another engine may serve, it is a reason like others.
+                    if isinstance(error, RuntimeError) and not isinstance(error, DECLINE) and engine is engines[-1]:
+                        raise
                     declined.append((engine.name, str(error)))
                     _log.debug("engine %s declines graph %s: %s", engine.name, self._context.name, error)
                 else:

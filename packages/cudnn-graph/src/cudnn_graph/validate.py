@@ -37,7 +37,7 @@ def _check_tensor(tensor: Tensor, graph: pygraph) -> None:
         raise ValueError(f"tensor {describe(tensor)} cannot be both virtual and pass-by-value")
     if tensor.producer is not None and tensor.is_pass_by_value:
         raise ValueError(f"tensor {describe(tensor)} is written by node '{tensor.producer[0].name}' and cannot be pass-by-value")
-    if tensor.producer is not None and any(step == 0 and extent > 1 for extent, step in zip(tensor.dim, tensor.stride)):
+    if tensor.producer is not None and any(step == 0 and extent > 1 for extent, step in zip(tensor.dim, tensor.stride, strict=True)):
         raise ValueError(f"output tensor {describe(tensor)}: stride {list(tensor.stride)} makes elements share memory")
     offset = tensor.ragged_offset
     if offset is not None and offset.data_type not in (data_type.INT32, data_type.INT64, data_type.NOT_SET):

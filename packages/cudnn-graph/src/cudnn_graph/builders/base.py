@@ -82,7 +82,7 @@ def positional_orders(*orders: str, complete: Callable[[Mapping[str, Any]], bool
             for order in parsed:
                 if len(args) > len(order):
                     continue
-                named = dict(zip(order, args))
+                named = dict(zip(order, args, strict=False))
                 if any(name in kwargs for name in named) or not all(_fits(name, value) for name, value in named.items()):
                     continue
                 named.update(kwargs)

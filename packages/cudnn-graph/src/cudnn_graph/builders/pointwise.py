@@ -30,7 +30,7 @@ class PointwiseMethods(BuilderBase):
     """The pointwise methods of :class:`cudnn.pygraph`."""
 
     def _pointwise(self, mode: str, *operands: Any, names: tuple[str, ...], params: dict[str, Any] | None = None, **keywords: Any) -> Tensor:
-        for operand, argument in zip(operands, names):
+        for operand, argument in zip(operands, names, strict=True):
             if operand is None:
                 raise TypeError(f"{mode}() needs {argument}")
         inputs = {f"IN_{i}": operand for i, operand in enumerate(operands)}

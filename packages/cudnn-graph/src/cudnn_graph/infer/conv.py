@@ -26,7 +26,7 @@ def response_extents(node: Node, image: Sequence[int], weight: Sequence[int]) ->
     p = node.params
     return [
         1 + (size + pre + post - dil * (window - 1) - 1) // step
-        for size, window, pre, post, step, dil in zip(image, weight, p["pre_padding"], p["post_padding"], p["stride"], p["dilation"])
+        for size, window, pre, post, step, dil in zip(image, weight, p["pre_padding"], p["post_padding"], p["stride"], p["dilation"], strict=True)
     ]
 
 
@@ -64,7 +64,7 @@ def infer_dgrad(node: Node) -> None:
             raise node_error(node, f"output {describe(image)}: dims not set; a strided convolution has several possible image sizes, call set_dim() on DX")
         spatial = [
             (size - 1) + dil * (window - 1) + 1 - pre - post
-            for size, window, pre, post, dil in zip(response.dim[2:], weight.dim[2:], p["pre_padding"], p["post_padding"], p["dilation"])
+            for size, window, pre, post, dil in zip(response.dim[2:], weight.dim[2:], p["pre_padding"], p["post_padding"], p["dilation"], strict=True)
         ]
         image.infer_dim([response.dim[0], weight.dim[1], *spatial])
     _check_ranks(node, image, weight)

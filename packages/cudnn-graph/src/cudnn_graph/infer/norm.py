@@ -39,7 +39,7 @@ def _check_scale(node: Node, source: Tensor) -> None:
         tensor = node.inputs.get(port)
         if tensor is None:
             continue
-        if len(tensor.dim) != len(source.dim) or any(s not in (1, x) for s, x in zip(tensor.dim, source.dim)):
+        if len(tensor.dim) != len(source.dim) or any(s not in (1, x) for s, x in zip(tensor.dim, source.dim, strict=True)):
             raise node_error(node, f"{port} {describe(tensor)} must have the rank of the input {describe(source)} and, on every axis, its extent or 1")
     scale, bias = node.inputs.get("SCALE"), node.inputs.get("BIAS")
     if scale is not None and bias is not None and scale.dim != bias.dim:

@@ -83,7 +83,7 @@ def infer_reduction(node: Node) -> None:
     if node.params["mode"].name == "NOT_SET":
         raise node_error(node, "reduction mode NOT_SET; pass a mode such as cudnn.reduction_mode.ADD")
     if "GROUP_OFFSET" not in node.inputs:
-        fits = len(output.dim) == len(source.dim) and all(o in (1, i) for o, i in zip(output.dim, source.dim))
+        fits = len(output.dim) == len(source.dim) and all(o in (1, i) for o, i in zip(output.dim, source.dim, strict=True))
         if not fits:
             raise node_error(node, f"output {describe(output)} must have the extents of {describe(source)}, or 1 where an axis is reduced")
     output.infer_stride(channels_last(output.dim))

@@ -53,7 +53,7 @@ def infer_slice(node: Node) -> None:
             raise node_error(node, f"axis {axis}: slice {start}:{stop}:{step} of {describe(source)} is empty")
         resolved.append((start, stop, step))
         dim.append(extent)
-    node.params["start"], node.params["limit"], node.params["step"] = (tuple(values) for values in zip(*resolved))
+    node.params["start"], node.params["limit"], node.params["step"] = (tuple(values) for values in zip(*resolved, strict=True))
     _check_output(node, tuple(dim), f"slices {resolved} of {describe(source)}")
     output.infer_stride(packed_like(dim, source.stride) if 0 not in source.stride else row_major(dim))
 
@@ -109,7 +109,7 @@ def infer_block_scale_quantize(node: Node) -> None:
     if output.dim != tuple(dim):
         raise node_error(node, f"output {describe(output)} should have dim {dim} for input {describe(source)}")
     scale.infer_dim(blocks)
-    if len(scale.dim) != rank or any(have < need for have, need in zip(scale.dim, blocks)):
+    if len(scale.dim) != rank or any(have < need for have, need in zip(scale.dim, blocks, strict=True)):
         raise node_error(node, f"scale {describe(scale)} needs at least dim {blocks}, one entry for each block of {size} elements of {describe(source)}")
     scale.infer_stride(row_major(scale.dim))
 
@@ -126,8 +126,8 @@ def infer_block_scale_dequantize(node: Node) -> None:
         fewer = [axis for axis in range(len(source.dim)) if descale.dim[axis] < source.dim[axis]]
         if len(fewer) == 1:
             per_axis = [sizes[0] if axis == fewer[0] else 1 for axis in range(len(source.dim))]
-    blocks = [-(-extent // size) for extent, size in zip(source.dim, per_axis)]
-    if len(descale.dim) != len(source.dim) or any(have < need for have, need in zip(descale.dim, blocks)):
+    blocks = [-(-extent // size) for extent, size in zip(source.dim, per_axis, strict=True)]
+    if len(descale.dim) != len(source.dim) or any(have < need for have, need in zip(descale.dim, blocks, strict=True)):
         raise node_error(node, f"descale {describe(descale)} needs at least dim {blocks}, one entry for each block {per_axis} of {describe(source)}")
     node.params["block_size"] = tuple(per_axis)
     _check_output(node, source.dim, f"that of the input {describe(source)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 
@@ -46,7 +47,7 @@ def _conv_setup(node: Node, channels: int, weight: torch.Tensor) -> tuple[torch.
 
 def _pad(node: Node, image: torch.Tensor) -> torch.Tensor:
     amounts: list[int] = []
-    for before, after in zip(reversed(node.params["pre_padding"]), reversed(node.params["post_padding"])):
+    for before, after in zip(reversed(node.params["pre_padding"]), reversed(node.params["post_padding"]), strict=True):
         amounts += [before, after]
     return torch.nn.functional.pad(image, amounts) if any(amounts) else image
 
@@ -85,10 +86,10 @@ def conv_dgrad(node: Node, x: Values) -> Values:
     dims = node.outputs["DX"].dim
     weight, groups = _conv_setup(node, dims[1], x["W"])
     pre, post = node.params["pre_padding"], node.params["post_padding"]
-    padded = [*dims[:2], *(size + a + b for size, a, b in zip(dims[2:], pre, post))]
+    padded = [*dims[:2], *(size + a + b for size, a, b in zip(dims[2:], pre, post, strict=True))]
     image = torch.zeros((), dtype=x["DY"].dtype, device=x["DY"].device).expand(padded)
     grad = _conv_backward(node, x["DY"], image, weight, groups, 0)
-    for axis, (start, size) in enumerate(zip(pre, dims[2:]), start=2):
+    for axis, (start, size) in enumerate(zip(pre, dims[2:], strict=True), start=2):
         grad = grad.narrow(axis, start, size)
     return {"DX": grad}
 
@@ -148,7 +149,7 @@ def _boundaries(offsets: torch.Tensor, experts: int, rows: int) -> list[int]:
     values = offsets.flatten().tolist()
     _, has_end = group_count(len(values), experts)
     bounds = values if has_end else [*values, rows]
-    if any(a > b for a, b in zip(bounds, bounds[1:])) or bounds[0] < 0 or bounds[-1] > rows:
+    if any(a > b for a, b in pairwise(bounds)) or bounds[0] < 0 or bounds[-1] > rows:
         raise ValueError(f"first_token_offset must ascend within [0, {rows}], got {values}")
     return bounds
 
@@ -160,7 +161,7 @@ def moe_grouped_matmul(node: Node, x: Values) -> Values:
     source = token[index] if mode is moe_grouped_matmul_mode.GATHER else token
     out = source.new_zeros((source.shape[0], weight.shape[2]))
     bounds = _boundaries(x["FIRST_TOKEN_OFFSET"], weight.shape[0], source.shape[0])
-    for expert, (start, stop) in enumerate(zip(bounds, bounds[1:])):
+    for expert, (start, stop) in enumerate(pairwise(bounds)):
         if stop > start:
             out[start:stop] = product(source[start:stop], weight[expert])
     if mode is moe_grouped_matmul_mode.SCATTER:
@@ -179,7 +180,7 @@ def moe_grouped_matmul_bwd(node: Node, x: Values) -> Values:
     experts = node.outputs["dweight"].dim[0]
     out = token.new_zeros((experts, token.shape[1], grad.shape[1]))
     bounds = _boundaries(x["FIRST_TOKEN_OFFSET"], experts, token.shape[0])
-    for expert, (start, stop) in enumerate(zip(bounds, bounds[1:])):
+    for expert, (start, stop) in enumerate(pairwise(bounds)):
         if stop > start:
             out[expert] = product(token[start:stop].T, grad[start:stop])
     return {"dweight": out}

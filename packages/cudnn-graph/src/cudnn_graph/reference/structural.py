@@ -28,7 +28,7 @@ def reshape(node: Node, x: Values) -> Values:
 def slice_(node: Node, x: Values) -> Values:
     """input[start:limit:step] on every axis."""
     p = node.params
-    return {"OUT_0": x["IN_0"][tuple(slice(*bounds) for bounds in zip(p["start"], p["limit"], p["step"]))]}
+    return {"OUT_0": x["IN_0"][tuple(slice(*bounds) for bounds in zip(p["start"], p["limit"], p["step"], strict=True))]}
 
 
 def transpose(node: Node, x: Values) -> Values:
@@ -95,7 +95,7 @@ def block_scale_quantize(node: Node, x: Values) -> Values:
     dims = node.outputs["scale"].dim
     if tuple(scale.shape) != dims:
         padding: list[int] = []
-        for have, need in zip(reversed(scale.shape), reversed(dims)):
+        for have, need in zip(reversed(scale.shape), reversed(dims), strict=True):
             padding += [0, need - have]
         scale = torch.nn.functional.pad(scale, padding)
     return {"Y": quantized, "scale": scale}

@@ -1,0 +1,1 @@
+"""Operations for the package cudnn, by someone else."""

@@ -1,0 +1,50 @@
+"""Every kernel that the installed families list compiles, without a GPU and without a tensor. `nox -s compile` runs this for each architecture."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from cudnn import registry
+
+pytestmark = pytest.mark.compile
+pytest.importorskip("cutlass", reason="the CuTe DSL is not installed; it is in the extra cutedsl of cudnn-base")
+
+ARCH = os.environ.get("CUDNN_COMPILE_ARCH", "sm_90a")
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CUDNN_KERNELS_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_the_installed_dsl_is_consistent() -> None:
+    from cudnn.dsl_check import require_dsl
+
+    require_dsl("the compile tests", probe=True)
+
+
+def test_every_family_with_kernels_lists_operations() -> None:
+    assert [status.name for status in registry.families() if status.state != "ok"] == []
+    listed = {family for family, _ in registry.operations()}
+    assert {status.name for status in registry.families() if status.family is not None and status.family.archs} <= listed
+
+
+@pytest.mark.parametrize(("family", "module"), registry.operations())
+def test_an_operation_compiles_in_its_default_configurations(family: str, module: str, empty_cache: Path) -> None:
+    from cudnn.cache.pool import build_all
+
+    specs = [spec for spec in importlib.import_module(module).precompile_specs() if spec.arch == ARCH]
+    assert specs, f"{module} of {family} lists no kernel for {ARCH}"
+    assert len(set(specs)) == len(specs)
+    outcomes = build_all(specs, arch=ARCH)
+    failed = [f"{outcome.spec.label}: {outcome.error}\n{outcome.traceback}" for outcome in outcomes if outcome.status == "failed"]
+    assert not failed, "\n".join(failed)
+    # Two specs with the same kernel would show as "cached" here, and one that was not tried would be missing.
+    assert Counter(outcome.status for outcome in outcomes) == {"compiled": len(specs)}
+    assert len(list(empty_cache.rglob("*.o"))) == len(specs)

@@ -61,40 +61,35 @@ def short(combination: tuple[str, ...]) -> str:
     return "+".join(["base", *(name.removeprefix("cudnn-") for name in combination)])
 
 
-def in_environment(name: str) -> dict:
-    """Options of a session that shares an environment with others."""
-    return {"venv_location": str(ENVIRONMENTS / name), "reuse_venv": True}
-
-
-@nox.session(**in_environment("tools"))
+@nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
     """Formatting, lint, and what must be equal or bounded across the repository."""
-    install(session, TOOLS)
-    session.run("black", "--check", "-q", ".")
-    session.run("ruff", "check", ".")
-    session.run("python", "tools/check_repository.py")
+    python = shared(session, "tools", TOOLS)
+    session.run(python, "-m", "black", "--check", "-q", ".")
+    session.run(python, "-m", "ruff", "check", ".")
+    session.run(python, "tools/check_repository.py")
 
 
-@nox.session(**in_environment("tools"))
+@nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
     """Static types of the host code, and of a program that uses the stubs."""
-    install(session, TOOLS)
-    session.run("mypy", *(f"packages/{package}/src" for package in PACKAGES))
-    session.run("mypy", "tests/types")
+    python = shared(session, "tools", TOOLS)
+    session.run(python, "-m", "mypy", *(f"packages/{package}/src" for package in PACKAGES))
+    session.run(python, "-m", "mypy", "tests/types")
 
 
-@nox.session(**in_environment("tools"))
+@nox.session(venv_backend="none")
 def stubs(session: nox.Session) -> None:
     """Compare the generated catalogue and stubs with the manifests; `nox -s stubs -- --write` writes them."""
-    install(session, TOOLS)
+    python = shared(session, "tools", TOOLS)
     arguments = [] if "--write" in session.posargs else ["--check"]
-    session.run("python", "tools/generate_catalog.py", *arguments)
+    session.run(python, "tools/generate_catalog.py", *arguments)
 
 
-@nox.session(**in_environment("tools"))
+@nox.session(venv_backend="none")
 def build(session: nox.Session) -> None:
     """Build the wheels into dist/, unless those there are of these sources."""
-    install(session, TOOLS)
+    python = shared(session, "tools", TOOLS)
     fingerprint = source_fingerprint()
     mark = DIST / "fingerprint"
     if mark.exists() and mark.read_text() == fingerprint and all(wheel_of(package) for package in PACKAGES):
@@ -102,51 +97,51 @@ def build(session: nox.Session) -> None:
         return
     shutil.rmtree(DIST, ignore_errors=True)
     for package in PACKAGES:
-        session.run("python", "-m", "build", "--wheel", "--no-isolation", "--outdir", str(DIST), f"packages/{package}", silent=True)
-    session.run("python", "-m", "pip", "download", "-q", "-d", str(DIST / "needed"), *BASE_REQUIREMENTS, silent=True)
+        session.run(python, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(DIST), f"packages/{package}", silent=True)
+    session.run(python, "-m", "pip", "download", "-q", "-d", str(DIST / "needed"), *BASE_REQUIREMENTS, silent=True)
     mark.write_text(fingerprint)
     session.log(f"built {', '.join(sorted(path.name for path in DIST.glob('*.whl')))}")
 
 
-@nox.session(**in_environment("heavy"), requires=["build"])
+@nox.session(venv_backend="none", requires=["build"])
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def unit(session: nox.Session, package: str) -> None:
     """The CPU tests of one package, with base and that package alone."""
-    install(session, HEAVY)
-    environment = overlay(session, package, [BASE, package])
-    session.run("python", "-m", "pytest", f"packages/{package}/tests", "-m", "not gpu and not compile", *session.posargs, env=environment)
+    python = shared(session, "heavy", HEAVY)
+    environment = overlay(session, python, package, [BASE, package])
+    session.run(python, "-m", "pytest", f"packages/{package}/tests", "-m", "not gpu and not compile", *session.posargs, env=environment)
 
 
-@nox.session(**in_environment("tools"), requires=["build"])
+@nox.session(venv_backend="none", requires=["build"])
 @nox.parametrize("combo", COMBINATIONS, ids=[short(combination) for combination in COMBINATIONS])
 def matrix(session: nox.Session, combo: tuple[str, ...]) -> None:
     """One combination of packages in a fresh environment without torch and without the DSL."""
-    install(session, TOOLS)
+    python = shared(session, "tools", TOOLS)
     started = time.perf_counter()
-    python = fresh_environment(session, short(combo), [BASE, *combo])
+    fresh = fresh_environment(session, python, short(combo), [BASE, *combo])
     made = time.perf_counter()
-    run_combination(session, python, combo)
+    run_combination(session, python, fresh, combo)
     tested = time.perf_counter()
     if len(combo) == len(FAMILIES):
         # Taking one away must leave the rest as it was.
-        session.run("python", "-m", "pip", "--python", str(python), "uninstall", "-q", "-y", combo[0], silent=True)
-        run_combination(session, python, combo[1:])
+        session.run(python, "-m", "pip", "--python", fresh, "uninstall", "-q", "-y", combo[0], silent=True)
+        run_combination(session, python, fresh, combo[1:])
     session.log(f"{short(combo)}: environment {made - started:.1f} s, tests {tested - made:.1f} s")
 
 
-@nox.session(**in_environment("heavy"), requires=["build"])
+@nox.session(venv_backend="none", requires=["build"])
 def imports(session: nox.Session) -> None:
     """What an import may and may not bring in, and how long it takes."""
-    install(session, HEAVY)
-    environment = overlay(session, "all", PACKAGES)
-    session.run("python", "-m", "pytest", "tests/imports", *session.posargs, env=environment)
+    python = shared(session, "heavy", HEAVY)
+    environment = overlay(session, python, "all", PACKAGES)
+    session.run(python, "-m", "pytest", "tests/imports", *session.posargs, env=environment)
 
 
-@nox.session(**in_environment("tools"), requires=["build"])
+@nox.session(venv_backend="none", requires=["build"])
 def wheels(session: nox.Session) -> None:
     """The contents of the wheels in dist/, and a distribution by someone else that is built, installed and used."""
-    install(session, TOOLS)
-    session.run("python", "-m", "pytest", "tests/wheels", "-m", "not slow", *session.posargs, env={"CUDNN_DIST": str(DIST)})
+    python = shared(session, "tools", TOOLS)
+    session.run(python, "-m", "pytest", "tests/wheels", "-m", "not slow", *session.posargs, env={"CUDNN_DIST": str(DIST)})
 
 
 @nox.session(requires=["build"])
@@ -154,28 +149,28 @@ def wheels(session: nox.Session) -> None:
 def frameworks(session: nox.Session, framework: str) -> None:
     """Import hygiene and the CPU API with one framework installed and neither the other one nor the DSL."""
     needed = {"torch": [TORCH, "numpy"], "jax": ["jax>=0.6", "numpy"]}[framework]
-    if framework == "jax" and session.run("python", "-c", "import sys; print(sys.version_info >= (3, 11))", silent=True).strip() != "True":
+    if framework == "jax" and sys.version_info < (3, 11):
         session.skip("jax >= 0.6 needs Python 3.11 or newer")
     session.install(*TEST_REQUIREMENTS, *BASE_REQUIREMENTS, *needed)
-    environment = {**overlay(session, "all", PACKAGES), "CUDNN_FRAMEWORK": framework}
+    environment = {**overlay(session, "python", "all", PACKAGES), "CUDNN_FRAMEWORK": framework}
     session.run("python", "-m", "pytest", "tests/frameworks", *session.posargs, env=environment)
 
 
-@nox.session(**in_environment("heavy"), requires=["build"])
+@nox.session(venv_backend="none", requires=["build"])
 @nox.parametrize("arch", ARCHS, ids=ARCHS)
 def compile(session: nox.Session, arch: str) -> None:
     """Compile every operation in its default configurations; needs no GPU."""
-    install(session, HEAVY)
-    environment = {**overlay(session, "all", PACKAGES), "CUDNN_COMPILE_ARCH": arch}
-    session.run("python", "-m", "pytest", "tests/compile", *session.posargs, env=environment)
+    python = shared(session, "heavy", HEAVY)
+    environment = {**overlay(session, python, "all", PACKAGES), "CUDNN_COMPILE_ARCH": arch}
+    session.run(python, "-m", "pytest", "tests/compile", *session.posargs, env=environment)
 
 
-@nox.session(**in_environment("heavy"), requires=["build"])
+@nox.session(venv_backend="none", requires=["build"])
 def gpu(session: nox.Session) -> None:
     """The tests that need a Hopper GPU."""
-    install(session, HEAVY)
-    environment = overlay(session, "all", PACKAGES)
-    session.run("python", "-m", "pytest", "-m", "gpu", *(session.posargs or ["packages", "tests"]), env=environment)
+    python = shared(session, "heavy", HEAVY)
+    environment = overlay(session, python, "all", PACKAGES)
+    session.run(python, "-m", "pytest", "-m", "gpu", *(session.posargs or ["packages", "tests"]), env=environment)
 
 
 @nox.session
@@ -213,13 +208,13 @@ def minimums(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", *LIGHT_TESTS, "packages/cudnn-base/tests/cache")
 
 
-@nox.session(**in_environment("tools"), requires=["build"])
+@nox.session(venv_backend="none", requires=["build"])
 def sdists(session: nox.Session) -> None:
     """Build source distributions, a wheel from each, and compare it with the wheel that the tree gives."""
-    install(session, TOOLS)
+    python = shared(session, "tools", TOOLS)
     for package in PACKAGES:
-        session.run("python", "-m", "build", "--no-isolation", "--outdir", str(DIST / "from-sdist"), f"packages/{package}", silent=True)
-    session.run("python", "-m", "pytest", "tests/wheels", "-m", "slow", env={"CUDNN_DIST": str(DIST)})
+        session.run(python, "-m", "build", "--no-isolation", "--outdir", str(DIST / "from-sdist"), f"packages/{package}", silent=True)
+    session.run(python, "-m", "pytest", "tests/wheels", "-m", "slow", env={"CUDNN_DIST": str(DIST)})
 
 
 @nox.session(venv_backend="none", requires=[*nox.options.sessions, "minimums", "pythons", "sdists", "docs"])
@@ -235,11 +230,11 @@ def docs(session: nox.Session) -> None:
     session.run("mkdocs", *(session.posargs or ["build", "--strict", "-q"]))
 
 
-@nox.session(**in_environment("heavy"), requires=["build"])
+@nox.session(venv_backend="none", requires=["build"])
 def bench(session: nox.Session) -> None:
     """The benchmark command; arguments after -- are its own."""
-    install(session, HEAVY)
-    session.run("python", "-m", "cudnn", "bench", *session.posargs, env=overlay(session, "all", PACKAGES))
+    python = shared(session, "heavy", HEAVY)
+    session.run(python, "-m", "cudnn", "bench", *session.posargs, env=overlay(session, python, "all", PACKAGES))
 
 
 LIGHT_TESTS = [
@@ -250,12 +245,18 @@ LIGHT_TESTS = [
 ]
 
 
-def install(session: nox.Session, requirements: list[str]) -> None:
-    """Install into an environment that several sessions share, the first time and when the requirements change."""
-    mark = Path(session.virtualenv.location) / "requirements"
+def shared(session: nox.Session, name: str, requirements: list[str]) -> str:
+    """The Python of an environment that several sessions share; made the first time, and anew when the requirements change."""
+    folder = ENVIRONMENTS / f"{name}-{sys.version_info[0]}.{sys.version_info[1]}"
+    python = str(folder / "bin" / "python")
+    mark = folder / "requirements"
     if not mark.exists() or mark.read_text() != "\n".join(requirements):
-        session.install(*requirements)
+        session.log(f"making {folder.relative_to(ROOT)}")
+        shutil.rmtree(folder, ignore_errors=True)
+        session.run(sys.executable, "-m", "virtualenv", "-q", "-p", sys.executable, str(folder), silent=True)
+        session.run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *requirements, silent=True)
         mark.write_text("\n".join(requirements))
+    return python
 
 
 def wheel_of(package: str) -> Path | None:
@@ -279,31 +280,31 @@ def source_fingerprint() -> str:
     return digest.hexdigest()
 
 
-def overlay(session: nox.Session, name: str, packages: list[str]) -> dict[str, str]:
+def overlay(session: nox.Session, python: str, name: str, packages: list[str]) -> dict[str, str]:
     """Our wheels, unpacked into a folder of their own; returns the variables that put it on the path."""
     target = ENVIRONMENTS / "overlays" / name
     shutil.rmtree(target, ignore_errors=True)
     files = [str(wheel_of(package)) for package in dict.fromkeys(packages)]
-    session.run("python", "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", str(target), *files, silent=True)
+    session.run(python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", str(target), *files, silent=True)
     return {"PYTHONPATH": str(target)}
 
 
-def fresh_environment(session: nox.Session, name: str, packages: list[str]) -> Path:
+def fresh_environment(session: nox.Session, python: str, name: str, packages: list[str]) -> str:
     """A new virtual environment with our wheels and what base needs; returns its Python."""
     folder = ENVIRONMENTS / "matrix" / name
     shutil.rmtree(folder, ignore_errors=True)
-    session.run("python", "-m", "virtualenv", "-q", "--no-pip", "--no-setuptools", "--no-wheel", str(folder), silent=True)
-    python = folder / "bin" / "python"
-    pip = ["python", "-m", "pip", "--python", str(python), "install", "-q", "--no-index"]
+    session.run(python, "-m", "virtualenv", "-q", "--no-pip", str(folder), silent=True)
+    fresh = str(folder / "bin" / "python")
+    pip = [python, "-m", "pip", "--python", fresh, "install", "-q", "--no-index", "--disable-pip-version-check"]
     needed = [re.split("[<>=]", requirement)[0] for requirement in BASE_REQUIREMENTS]
     session.run(*pip, "--find-links", str(DIST / "needed"), *needed, silent=True)
     session.run(*pip, "--no-deps", *(str(wheel_of(package)) for package in packages), silent=True)
-    return python
+    return fresh
 
 
-def run_combination(session: nox.Session, python: Path, families: tuple[str, ...]) -> None:
-    environment = {"CUDNN_COMBINATION_PYTHON": str(python), "CUDNN_COMBINATION": ",".join(families)}
-    session.run("python", "-m", "pytest", "-q", "tests/combos", *session.posargs, env=environment)
+def run_combination(session: nox.Session, python: str, fresh: str, families: tuple[str, ...]) -> None:
+    environment = {"CUDNN_COMBINATION_PYTHON": fresh, "CUDNN_COMBINATION": ",".join(families)}
+    session.run(python, "-m", "pytest", "-q", "tests/combos", *session.posargs, env=environment)
 
 
 def has_hopper() -> bool:
@@ -323,7 +324,7 @@ def borrow_packages(session: nox.Session, modules: list[str]) -> bool:
     caller = os.environ.get("CUDNN_RUN_PYTHON", sys.executable)
     version, folders, present = json.loads(subprocess.run([caller, "-c", probe, *modules], capture_output=True, text=True, check=True).stdout)
     own = json.loads(
-        session.run("python", "-c", "import json, sys, sysconfig; print(json.dumps([sys.version_info[:2], sysconfig.get_path('purelib')]))", silent=True)
+        session.run(python, "-c", "import json, sys, sysconfig; print(json.dumps([sys.version_info[:2], sysconfig.get_path('purelib')]))", silent=True)
     )
     link = Path(own[1]) / "borrowed.pth"
     link.unlink(missing_ok=True)

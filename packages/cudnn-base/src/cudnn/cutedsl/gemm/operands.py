@@ -14,6 +14,7 @@ from cutlass.cute.nvgpu import cpasync
 from cudnn.cutedsl import layout
 from cudnn.cutedsl.gemm.config import SLAB_COLUMNS, TILE_K_BYTES, GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
+from cudnn.cutedsl.gemm.scheduler import Tile
 from cudnn.cutedsl.invariant import LoopInvariant
 
 
@@ -82,6 +83,10 @@ class Strided(LoopInvariant):
         for atom, _ in descriptors:
             cpasync.prefetch_descriptor(atom)
 
+    def planes(self, tile: Tile):
+        """Third coordinates of A and of B."""
+        return tile.group, tile.group
+
     def loader(self, descriptors, sA, sB, cta_layout, cta_m, cta_n):
         return StridedLoader(self, descriptors, sA, sB, cta_layout, cta_m, cta_n)
 
@@ -91,37 +96,39 @@ class StridedLoader(LoopInvariant):
 
     def __init__(self, source: Strided, descriptors, sA, sB, cta_layout, cta_m, cta_n):
         c = source.config
-        self.source, self.cta_m = source, cta_m
+        self.source, self.cta_m, self.cta_n = source, cta_m, cta_n
         coord = (cta_m, cta_n, 0)
         self.a_mask = cute.make_layout_image_mask(cta_layout, coord, mode=1) if c.cluster_n > 1 else None
         self.b_mask = cute.make_layout_image_mask(cta_layout, coord, mode=0) if c.cluster_m > 1 else None
-        self.a_atom, view = descriptors[0]
-        gA = cute.local_tile(view, (c.tile_m, source.tile_k), (None, None, None))
-        self.tAsA, self.tAgA = cpasync.tma_partition(self.a_atom, cta_n, cute.make_layout(c.cluster_n), cute.group_modes(sA, 0, 2), cute.group_modes(gA, 0, 2))
+        self.a, *self.b = descriptors
+        self.sA = cute.group_modes(sA, 0, 2)
         if source.parts == 1:
-            box, owners, coordinate, b = (c.tile_n, source.tile_k), c.cluster_m, cta_m, cute.group_modes(sB, 0, 2)
+            self.sB = cute.group_modes(sB, 0, 2)
         else:
             divided = cute.zipped_divide(sB, (SLAB_COLUMNS, source.tile_k))
-            box, owners, coordinate, b = (SLAB_COLUMNS, source.tile_k), 1, 0, cute.group_modes(divided[((None, None), (None, 0, None))], 0, 2)
-        self.b = []
-        for atom, view in descriptors[1:]:
-            gB = cute.local_tile(view, box, (None, None, None))
-            tBsB, tBgB = cpasync.tma_partition(atom, coordinate, cute.make_layout(owners), b, cute.group_modes(gB, 0, 2))
-            self.b.append((atom, tBsB, tBgB))
+            self.sB = cute.group_modes(divided[((None, None), (None, 0, None))], 0, 2)
 
     def load(self, tile, k_tile, stage, barrier):
-        """Issue the copies of step ``k_tile`` of ``tile`` (m, n, l) into ``stage``; they complete on ``barrier``."""
-        m, n, batch = tile
-        c = self.source.config
+        """Issue the copies of step ``k_tile`` of ``tile`` into ``stage``; they complete on ``barrier``."""
+        c, tile_k = self.source.config, self.source.tile_k
+        a_plane, b_plane = self.source.planes(tile)
         masked = {} if self.a_mask is None else {"mcast_mask": self.a_mask}
-        cute.copy(self.a_atom, self.tAgA[(None, m, k_tile, batch)], self.tAsA[(None, stage)], tma_bar_ptr=barrier, **masked)
+        self._copy(self.a, self.sA, stage, (c.tile_m, tile_k), tile.row, tile.k, (0, k_tile, a_plane), self.cta_n, c.cluster_n, barrier, masked)
         masked = {} if self.b_mask is None else {"mcast_mask": self.b_mask}
         if self.source.parts == 1:
-            atom, tBsB, tBgB = self.b[0]
-            cute.copy(atom, tBgB[(None, n, k_tile, batch)], tBsB[(None, stage)], tma_bar_ptr=barrier, **masked)
+            self._copy(self.b[0], self.sB, stage, (c.tile_n, tile_k), 0, tile.k, (tile.n, k_tile, b_plane), self.cta_m, c.cluster_m, barrier, masked)
         else:
             pairs = self.source.pieces // 2
             for i in range(pairs // c.cluster_m):
                 pair = i * c.cluster_m + self.cta_m if c.cluster_m > 1 else i
-                for part, (atom, tBsB, tBgB) in enumerate(self.b):
-                    cute.copy(atom, tBgB[(None, n * pairs + pair, k_tile, batch)], tBsB[(None, 2 * pair + part, stage)], tma_bar_ptr=barrier, **masked)
+                for part, descriptor in enumerate(self.b):
+                    at = (tile.n * pairs + pair, k_tile, b_plane)
+                    self._copy(descriptor, self.sB, (2 * pair + part, stage), (SLAB_COLUMNS, tile_k), 0, tile.k, at, 0, 1, barrier, masked)
+
+    def _copy(self, descriptor, shared, target, box, row, k, coordinate, cta, ctas: int, barrier, masked):
+        """One box: the one at ``coordinate`` (in boxes, and the plane) counted from element (row, k)."""
+        atom, view = descriptor
+        part = cute.local_tile(cute.domain_offset((row, k, 0), view), box, coordinate)
+        to, source = cpasync.tma_partition(atom, cta, cute.make_layout(ctas), shared, cute.group_modes(part, 0, 2))
+        target = target if isinstance(target, tuple) else (target,)
+        cute.copy(atom, source, to[(None, *target)], tma_bar_ptr=barrier, **masked)

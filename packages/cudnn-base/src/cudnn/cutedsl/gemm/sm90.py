@@ -12,7 +12,7 @@ from cudnn.cutedsl.epilogue.driver import EpilogueDriver, ring_bytes
 from cudnn.cutedsl.epilogue.op import Epilogue
 from cudnn.cutedsl.gemm import mma
 from cudnn.cutedsl.gemm.config import SLAB_ROWS, GemmConfig
-from cudnn.cutedsl.gemm.exchange import Exchange, share
+from cudnn.cutedsl.gemm.exchange import Exchange
 from cudnn.cutedsl.gemm.operands import Strided
 from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.cutedsl.gemm.scheduler import DenseScheduler
@@ -50,7 +50,7 @@ class GemmSm90(LoopInvariant):
             raise ValueError(f"config {config}: {reason}")
         self.stages = config.stages_for(problem, self.epilogue_bytes)
         self.operands = Strided(problem, config, a_dtype, b_dtype, self.stages)
-        self.scheduler = DenseScheduler(config)
+        self.scheduler = DenseScheduler(config, self.operands.tile_k)
         self.consumers = config.consumer_warpgroups
         self.threads = (1 + self.consumers) * WARPGROUP
         self.cluster = config.cluster_size
@@ -61,7 +61,7 @@ class GemmSm90(LoopInvariant):
         """Build descriptors and launch. ``operands``, ``outputs``: tensors of rank 3; ``max_clusters``: clusters that fit on the device at once."""
         source = self.operands
         m, n, k, batches = source.extents(operands)
-        schedule = self.scheduler.arguments(m, n, batches)
+        schedule = self.scheduler.arguments(m, n, batches, cute.ceil_div(k, source.tile_k), None)
         loads = source.descriptors(operands)
         stores = tuple(op.descriptor(view) for op, view in zip(self.epilogue.outputs, self.epilogue.views(outputs)))
         a_layout, b_layout = source.smem_layouts()
@@ -79,8 +79,8 @@ class GemmSm90(LoopInvariant):
         tiled_mma = mma.tiled_mma(
             self.a_dtype, self.b_dtype, self.acc_dtype, self.problem.a_major == "k", self.problem.b_major == "k", 1 if self.config.pingpong else self.consumers, self.config.tile_n
         )
-        clusters = cutlass.min(schedule[2], max_clusters)
-        self.kernel(tiled_mma, loads, stores, scalars, a_layout, b_layout, schedule, cute.ceil_div(k, source.tile_k)).launch(
+        clusters = cutlass.min(self.scheduler.most_tiles(schedule), max_clusters)
+        self.kernel(tiled_mma, loads, stores, scalars, a_layout, b_layout, schedule).launch(
             grid=[clusters * self.cluster, 1, 1],
             block=[self.threads, 1, 1],
             cluster=[self.cluster, 1, 1],
@@ -98,7 +98,6 @@ class GemmSm90(LoopInvariant):
         a_layout: cute.ComposedLayout,
         b_layout: cute.ComposedLayout,
         schedule,
-        k_tiles: Int32,
     ):
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
@@ -139,34 +138,33 @@ class GemmSm90(LoopInvariant):
 
         block, _, _ = cute.arch.block_idx()
         grid, _, _ = cute.arch.grid_dim()
-        first, step, end = block // self.cluster, grid // self.cluster, schedule[2]
+        first, step = block // self.cluster, grid // self.cluster
 
         if group == 0:
             cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
             if warp == 0:
-                self.produce(ab, self.operands.loader(loads, sA, sB, cta_layout, cta_m, cta_n), schedule, first, step, end, k_tiles, cta_m, cta_n, part)
+                self.produce(ab, self.operands.loader(loads, sA, sB, cta_layout, cta_m, cta_n), schedule, first, step, cta_m, cta_n, part)
         else:
             cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
-            self.consume(tiled_mma, ab, sA, sB, storage.ring.data_ptr(), stores, scalars, schedule, first, step, end, k_tiles, cta_m, cta_n, part, exchange, thread, group - 1)
+            self.consume(tiled_mma, ab, sA, sB, storage.ring.data_ptr(), stores, scalars, schedule, first, step, cta_m, cta_n, part, exchange, thread, group - 1)
 
     @cute.jit
-    def produce(self, ab, loader, schedule, first: Int32, step: Int32, end: Int32, k_tiles: Int32, cta_m: Int32, cta_n: Int32, part: Int32):
+    def produce(self, ab, loader, schedule, first: Int32, step: Int32, cta_m: Int32, cta_n: Int32, part: Int32):
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
-        index = first
-        while index < end:
-            tile = self.scheduler.tile(schedule, index, cta_m, cta_n)
-            begin, count = share(k_tiles, part, self.config.split_k)
-            for k_tile in cutlass.range(count, unroll=1):
+        place = self.scheduler.start(schedule, first)
+        while self.scheduler.more(schedule, place):
+            tile = self.scheduler.tile(schedule, place, cta_m, cta_n, part)
+            for k_tile in cutlass.range(tile.k_tiles, unroll=1):
                 ab.producer_acquire(state)
-                loader.load(tile, begin + k_tile, state.index, ab.producer_get_barrier(state))
+                loader.load(tile, k_tile, state.index, ab.producer_get_barrier(state))
                 state.advance()
-            index += step
+            place = self.scheduler.advance(schedule, place, step)
         # A CTA must not leave while a peer still has to release stages into its shared memory.
         ab.producer_tail(state)
 
     @cute.jit
     def consume(
-        self, tiled_mma, ab, sA, sB, ring, stores, scalars, schedule, first: Int32, step: Int32, end: Int32, k_tiles: Int32, cta_m: Int32, cta_n: Int32, part: Int32, exchange, thread: Int32, consumer: Int32
+        self, tiled_mma, ab, sA, sB, ring, stores, scalars, schedule, first: Int32, step: Int32, cta_m: Int32, cta_n: Int32, part: Int32, exchange, thread: Int32, consumer: Int32
     ):
         config = self.config
         in_group = thread % WARPGROUP
@@ -181,36 +179,38 @@ class GemmSm90(LoopInvariant):
         blocks = config.rows_per_warpgroup // SLAB_ROWS
 
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
-        index, stride, turn = first, step, Int32(0)
+        place, turn = self.scheduler.start(schedule, first), Int32(0)
         if cutlass.const_expr(config.pingpong):
-            stride = step * 2
             if consumer == 1:
                 cute.arch.barrier_arrive(barrier_id=ORDER_BARRIER, number_of_threads=2 * WARPGROUP)
-                index += step
-                state.advance(k_tiles)
-        while index < end:
-            m, n, batch = self.scheduler.tile(schedule, index, cta_m, cta_n)
+                state.advance(self.scheduler.steps(schedule, place))
+                place = self.scheduler.advance(schedule, place, step)
+        while self.scheduler.more(schedule, place):
+            tile = self.scheduler.tile(schedule, place, cta_m, cta_n, part)
             if cutlass.const_expr(config.pingpong):
                 cute.arch.barrier(barrier_id=ORDER_BARRIER + consumer, number_of_threads=2 * WARPGROUP)
-            _, count = share(k_tiles, part, self.config.split_k)
             if cutlass.const_expr(config.split_k > 1):
                 accumulators.fill(0.0)
-                if count > 0:
-                    state = self.multiply(tiled_mma, ab, state, tCrA, tCrB, accumulators, count, consumer)
+                if tile.k_tiles > 0:
+                    state = self.multiply(tiled_mma, ab, state, tCrA, tCrB, accumulators, tile.k_tiles, consumer)
             else:
-                state = self.multiply(tiled_mma, ab, state, tCrA, tCrB, accumulators, count, consumer)
-            if cutlass.const_expr(config.pingpong):
-                state.advance(k_tiles)
-                rows = tuple(m * blocks + i for i in range(blocks))
+                state = self.multiply(tiled_mma, ab, state, tCrA, tCrB, accumulators, tile.k_tiles, consumer)
+            if cutlass.const_expr(config.pingpong and self.scheduler.equal_steps):
+                state.advance(tile.k_tiles)
+                place = self.scheduler.advance(schedule, place, step * 2)
             else:
-                rows = tuple((m * blocks + i) * self.consumers + consumer for i in range(blocks))
+                place = self.scheduler.advance(schedule, place, step)
+                if cutlass.const_expr(config.pingpong):
+                    state.advance(self.scheduler.steps(schedule, place))
+                    place = self.scheduler.advance(schedule, place, step)
+            m = tile.row // SLAB_ROWS
+            rows = tuple(m + (i if config.pingpong else i * self.consumers + consumer) for i in range(blocks))
             if cutlass.const_expr(config.split_k > 1):
                 turn = exchange.reduce(accumulators, in_group, consumer, turn)
                 if part == 0:
-                    driver.run(accumulators, scalars, rows, n * (config.tile_n // 32), batch)
+                    driver.run(accumulators, scalars, rows, tile.n * (config.tile_n // 32), tile.plane)
             else:
-                driver.run(accumulators, scalars, rows, n * (config.tile_n // 32), batch)
-            index += stride
+                driver.run(accumulators, scalars, rows, tile.n * (config.tile_n // 32), tile.plane)
         driver.finish()
         if cutlass.const_expr(config.split_k > 1):
             exchange.finish(consumer, turn)

@@ -27,7 +27,7 @@ class KernelSpec:
     """One GEMM kernel: operation, problem, fusion, configuration, architecture.
 
     ``fusion`` names a function ``"module:attribute"`` that takes ``(problem, options)`` and returns the ``Epilogue``; ``options`` is frozen data with ``as_dict()``. The result of
-    ``build()`` is called as ``kernel(operands, outputs, scalars, max_clusters, stream)``: tuples of tensors (rank 3, on the device), a tuple of floats, the number of clusters
+    ``build()`` is called as ``kernel(operands, tensors, scalars, max_clusters, stream)``: tuples of tensors on the device, a tuple of floats, the number of clusters
     that fit on the device at once, and a raw stream handle.
     """
 
@@ -125,12 +125,20 @@ def _compile(spec: KernelSpec) -> Any:
 
     b_rows = n_half if p.b_parts == "pair" else n
     operands = [fake(a_dtype, m, k, p.a_major == "k"), *(fake(b_dtype, b_rows, k, p.b_major == "k") for _ in range(kernel.operands.tensor_count - 1))]
-    columns = {"n": n, "n/2": n_half}
-    outputs = [fake(dtype, m, columns[width], row_contiguous) for dtype, row_contiguous, width in epilogue.tensors]
+    extents = {"m": m, "n": n, "n/2": n_half, "l": batches}
+
+    def fake_spec(spec):
+        stride = [cute.sym_int64() for _ in spec.axes]
+        if spec.contiguous is not None:
+            stride[spec.contiguous] = 1
+        shape = tuple(axis if isinstance(axis, int) else extents.setdefault(axis, cute.sym_int()) for axis in spec.axes)
+        align = 16 if spec.contiguous is not None else spec.dtype.width // 8
+        return cute.runtime.make_fake_tensor(spec.dtype, shape, stride=tuple(stride), assumed_align=align)
+
     return cute.compile(
         kernel,
         tuple(operands),
-        tuple(outputs),
+        tuple(fake_spec(t) for t in epilogue.tensors),
         tuple(cutlass.Float32(1.0) for _ in range(epilogue.scalar_count)),
         cutlass.Int32(1),
         cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=False),

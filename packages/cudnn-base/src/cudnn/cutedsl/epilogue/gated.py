@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import cutlass.cute as cute
 from cutlass import Float32
 
-from cudnn.cutedsl import layout
 from cudnn.cutedsl.epilogue.activation import silu
-from cudnn.cutedsl.epilogue.op import SLAB_VALUES, Epilogue, StoreOp
+from cudnn.cutedsl.epilogue.op import SLAB_VALUES, Epilogue, StoreOp, matrix
 
 
 class Swiglu(Epilogue):
@@ -25,28 +22,23 @@ class Swiglu(Epilogue):
 
     def __init__(self, ab12_dtype, c_dtype, row_contiguous: bool, gate_first: bool, split: bool):
         self.gate_first, self.split = gate_first, split
-        self.tensors = ((ab12_dtype, row_contiguous, "n"), (c_dtype, row_contiguous, "n/2"))
-        ab12, c = StoreOp(ab12_dtype, row_contiguous), StoreOp(c_dtype, row_contiguous)
-        self.outputs: Sequence[StoreOp] = (ab12, ab12, c) if split else (ab12, c)
+        self.tensors = (matrix(ab12_dtype, row_contiguous), matrix(c_dtype, row_contiguous, "n/2"))
+        halves = (0, 1) if split else (None,)
+        self.stores = (*(StoreOp(ab12_dtype, row_contiguous, 0, half) for half in halves), StoreOp(c_dtype, row_contiguous, 1))
 
-    @cute.jit
-    def views(self, tensors):
-        ab12, c = tensors
-        return (layout.half(ab12, 0, 1), layout.half(ab12, 1, 1), c) if self.split else (ab12, c)
-
-    def visit(self, slabs, position, scalars, store) -> None:
-        (alpha,) = scalars
-        first, second = slabs
-        for slab in slabs:
+    def visit(self, v) -> None:
+        (alpha,) = v.scalars
+        first, second = v.values
+        for slab in v.values:
             slab.store(slab.load() * alpha)
         if self.split:
-            store(0, first, position)
-            store(1, second, position)
+            v.store(0, first, v.position)
+            v.store(1, second, v.position)
         else:
-            store(0, first, 2 * position)
-            store(0, second, 2 * position + 1)
+            v.store(0, first, 2 * v.position)
+            v.store(0, second, 2 * v.position + 1)
         gate, up = (first, second) if self.gate_first else (second, first)
         result = cute.make_rmem_tensor((SLAB_VALUES,), Float32)
-        for v in range(SLAB_VALUES):
-            result[v] = up[v] * silu(gate[v])
-        store(len(self.outputs) - 1, result, position)
+        for r in range(SLAB_VALUES):
+            result[r] = up[r] * silu(gate[r])
+        v.store(len(self.stores) - 1, result, v.position)

@@ -1,18 +1,21 @@
-"""What an epilogue is made of: outputs written slab by slab, and the contract between a fusion and the kernel.
+"""What an epilogue is made of, and the contract between a fusion and the kernel.
 
-A *slab* is 64 rows x 32 columns of an output tile: what one warpgroup holds in 16 registers a thread and one TMA store writes. Every output of every fusion goes out in slabs
-through one small ring of shared memory per warpgroup, so a fusion adds no buffers, no barriers and no pipeline of its own.
+A *slab* is 64 rows x 32 columns of a matrix: what one warpgroup holds in 16 registers a thread, and one TMA copy moves. Every matrix that a fusion stores or loads goes in
+slabs through a small ring of shared memory per warpgroup, so a fusion adds no buffers, no barriers and no pipeline of its own. What is no matrix (a factor per row, a bias, a
+row sum, a largest magnitude) is a *part*, see ``cudnn.cutedsl.epilogue.parts``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.cute.nvgpu.common import CopyUniversalOp
-from cutlass.cute.nvgpu.warp import StMatrix8x8x16bOp
+from cutlass.cute.nvgpu.warp import LdMatrix8x8x16bOp, StMatrix8x8x16bOp
 from cutlass.utils import hopper_helpers
 
 from cudnn.cutedsl import layout
@@ -23,15 +26,49 @@ SLAB = (SLAB_ROWS, SLAB_COLUMNS)
 SLAB_VALUES = SLAB_ROWS * SLAB_COLUMNS // 128  # accumulators one thread holds of a slab
 
 
+class TensorSpec(NamedTuple):
+    """A tensor that the caller passes beside the operands.
+
+    ``axes``: its extents, by name (``"m"``, ``"n"``, ``"n/2"``, ``"2n"``, ``"l"``; equal names are equal extents) or as numbers. ``contiguous``: the axis with stride 1, whose
+    lines then start at multiples of 16 bytes; None where every stride is free and only the element's own alignment holds.
+    """
+
+    dtype: Any
+    axes: tuple[str | int, ...]
+    contiguous: int | None = None
+
+
+def matrix(dtype, row_contiguous: bool, columns: str = "n") -> TensorSpec:
+    """(M, columns, L), contiguous along a row or along a column."""
+    return TensorSpec(dtype, ("m", columns, "l"), 1 if row_contiguous else 0)
+
+
+class Place(NamedTuple):
+    """Where 64 rows of a tile lie.
+
+    - ``row``: their first in the matrices, counted from where the problem's rows begin in ``plane``; ``rows``: how many rows there are. Row r exists where 0 <= r < rows: a block
+      may reach past the end, and in ragged groups in front of the beginning.
+    - ``n``: the tile's index along N; ``columns``: N.
+    - ``group``: the batch or expert; ``plane``: third coordinate of the matrices.
+    """
+
+    row: Int32
+    rows: Int32
+    n: Int32
+    columns: Int32
+    group: Int32
+    plane: Int32
+
+
 def slab_bytes(dtype_bits: int) -> int:
     return SLAB_ROWS * SLAB_COLUMNS * dtype_bits // 8
 
 
-class StoreOp:
-    """One output tensor (rows, columns, L): its TMA descriptor, its slab layout and the way from registers to it."""
+class SlabOp:
+    """One matrix (rows, columns, L) that is moved in slabs: which of the caller's tensors it is, or which half of that tensor's columns, and its layout in shared memory."""
 
-    def __init__(self, dtype, row_contiguous: bool):
-        self.dtype, self.row_contiguous = dtype, row_contiguous
+    def __init__(self, dtype, row_contiguous: bool, tensor: int = 0, half: int | None = None):
+        self.dtype, self.row_contiguous, self.tensor, self.half = dtype, row_contiguous, tensor, half
 
     @property
     def bytes(self) -> int:
@@ -40,73 +77,142 @@ class StoreOp:
     def smem_layout(self, slots: int = 1):
         return layout.swizzled(self.dtype, SLAB, self.row_contiguous, slots)
 
-    def descriptor(self, tensor: cute.Tensor):
-        """Host side: (TMA atom, TMA tensor) for ``tensor``."""
+    @cute.jit
+    def view(self, tensors) -> cute.Tensor:
+        """Host side: the matrix among the caller's tensors."""
+        tensor = tensors[self.tensor]
+        return tensor if cutlass.const_expr(self.half is None) else layout.half(tensor, self.half, 1)
+
+    def _atom(self, copy_op, tensors):
         box = cute.slice_(self.smem_layout(), (None, None, 0))
-        atom, view = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), layout.for_tma(tensor, self.row_contiguous), box, SLAB)
+        atom, view = cpasync.make_tiled_tma_atom(copy_op, layout.for_tma(self.view(tensors), self.row_contiguous), box, SLAB)
         return atom, view
 
+
+class StoreOp(SlabOp):
+    """A matrix that is stored to."""
+
+    def descriptor(self, tensors):
+        """Host side: (TMA atom, TMA tensor)."""
+        return self._atom(cpasync.CopyBulkTensorTileS2GOp(), tensors)
+
     def bind(self, descriptor, buffer, slots: int, slot_bytes: int, thread):
-        """Device side: partition ``buffer`` (bytes of one warpgroup's ring) and the output for ``thread`` of the warpgroup."""
+        """Device side: partition ``buffer`` (bytes of one warpgroup's ring) and the matrix for ``thread`` of the warpgroup."""
         return BoundStore(self, descriptor, buffer, slots, slot_bytes, thread)
 
 
-class BoundStore(LoopInvariant):
-    """``StoreOp`` on the device: ``put`` writes a slab to shared memory, ``issue`` sends it off."""
+class LoadOp(SlabOp):
+    """A matrix that the epilogue reads. Rows and columns outside it read as zeros."""
 
-    def __init__(self, op: StoreOp, descriptor, buffer, slots: int, slot_bytes: int, thread):
+    def descriptor(self, tensors):
+        """Host side: (TMA atom, TMA tensor)."""
+        return self._atom(cpasync.CopyBulkTensorTileG2SOp(), tensors)
+
+    def bind(self, descriptor, buffer, slots: int, slot_bytes: int, thread):
+        """Device side, as ``StoreOp.bind``."""
+        return BoundLoad(self, descriptor, buffer, slots, slot_bytes, thread)
+
+
+class _BoundSlabs(LoopInvariant):
+    """Slots of one ring seen as slabs of one matrix: as a thread's registers see them, and as the copy engine does."""
+
+    def __init__(self, op: SlabOp, copy_op, descriptor, buffer, slots: int, slot_bytes: int, thread):
         self.op = op
         self.atom, view = descriptor
         one = cute.slice_(op.smem_layout(), (None, None, 0))
-        self.slots = []
         # The accumulator layout of one 64 x 32 matrix instruction names which thread holds what of a slab.
         mma = hopper_helpers.make_trivial_tiled_mma(
             cutlass.Float16, cutlass.Float16, warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.K, cutlass.Float32, (1, 1, 1), SLAB
         )
-        copy_op = StMatrix8x8x16bOp(not op.row_contiguous, 4) if op.dtype.width == 16 else CopyUniversalOp()
-        self.tiled_copy = cute.make_tiled_copy_C(cute.make_copy_atom(copy_op, op.dtype), mma)
-        thread_copy = self.tiled_copy.get_slice(thread)
-        gD = cute.local_tile(view, SLAB, (None, None, None))
+        self.tiled_copy = cute.make_tiled_copy_C(cute.make_copy_atom(copy_op if op.dtype.width == 16 else CopyUniversalOp(), op.dtype), mma)
+        self.thread_copy = self.tiled_copy.get_slice(thread)
+        self.view = view
+        self.shared = []
         for slot in range(slots):
             pointer = cute.recast_ptr(buffer + slot * slot_bytes, one.inner, dtype=op.dtype)
-            sD = cute.make_tensor(pointer, one.outer)
-            tDsD, self.tDgD = cpasync.tma_partition(self.atom, 0, cute.make_layout(1), cute.group_modes(sD, 0, 2), cute.group_modes(gD, 0, 2))
-            self.slots.append((thread_copy.partition_D(sD), tDsD))
+            self.shared.append(cute.make_tensor(pointer, one.outer))
         self.fragment = cute.make_rmem_tensor(((2, 2, SLAB_COLUMNS // 8), 1, 1), op.dtype)
-        self.source = self.tiled_copy.retile(self.fragment)
+        self.registers = self.tiled_copy.retile(self.fragment)
+
+    def _boxes(self, slot: int, place: Place, column: Int32):
+        """(slot, slab ``column`` of the rows at ``place``) as the copy engine takes them."""
+        rows = cute.domain_offset((place.row, 0, 0), self.view)
+        slab = cute.local_tile(rows, SLAB, (0, column, place.plane))
+        return cpasync.tma_partition(self.atom, 0, cute.make_layout(1), cute.group_modes(self.shared[slot], 0, 2), cute.group_modes(slab, 0, 2))
+
+
+class BoundStore(_BoundSlabs):
+    """``StoreOp`` on the device: ``put`` writes a slab to shared memory, ``issue`` sends it off."""
+
+    def __init__(self, op: StoreOp, descriptor, buffer, slots: int, slot_bytes: int, thread):
+        super().__init__(op, StMatrix8x8x16bOp(not op.row_contiguous, 4), descriptor, buffer, slots, slot_bytes, thread)
+        self.targets = [self.thread_copy.partition_D(s) for s in self.shared]
 
     def put(self, values: cute.Tensor, slot: int) -> None:
         """Convert 16 float32 ``values`` and write them to ``slot``."""
         self.fragment.store(values.load().to(self.op.dtype).reshape(self.fragment.shape))
-        cute.copy(self.tiled_copy, self.source, self.slots[slot][0])
+        cute.copy(self.tiled_copy, self.registers, self.targets[slot])
 
-    def issue(self, slot: int, row: cutlass.Int32, column: cutlass.Int32, batch: cutlass.Int32) -> None:
-        """Store ``slot`` to slab (row, column) of problem ``batch``; rows and columns outside the tensor are dropped by the copy engine."""
-        cute.copy(self.atom, self.slots[slot][1], self.tDgD[(None, row, column, batch)])
+    def issue(self, slot: int, place: Place, column: Int32) -> None:
+        """Store ``slot`` to slab ``column`` of the rows at ``place``; rows and columns outside the matrix are dropped by the copy engine."""
+        source, target = self._boxes(slot, place, column)
+        cute.copy(self.atom, source, target)
+
+
+class BoundLoad(_BoundSlabs):
+    """``LoadOp`` on the device: ``issue`` requests a slab, ``get`` reads one that has arrived."""
+
+    def __init__(self, op: LoadOp, descriptor, buffer, slots: int, slot_bytes: int, thread):
+        super().__init__(op, LdMatrix8x8x16bOp(not op.row_contiguous, 4), descriptor, buffer, slots, slot_bytes, thread)
+        self.sources = [self.thread_copy.partition_S(s) for s in self.shared]
+
+    def issue(self, slot: int, place: Place, column: Int32, barrier) -> None:
+        """Request slab ``column`` of the rows at ``place`` into ``slot``; its arrival completes on ``barrier``."""
+        target, source = self._boxes(slot, place, column)
+        cute.copy(self.atom, source, target, tma_bar_ptr=barrier)
+
+    def get(self, slot: int, values: cute.Tensor) -> None:
+        """Read ``slot`` and widen it to 16 float32 ``values``, in the order of the accumulators."""
+        cute.copy(self.tiled_copy, self.sources[slot], self.registers)
+        values.store(self.fragment.load().to(Float32).reshape(values.shape))
 
 
 class Epilogue(LoopInvariant):
     """A fusion: what becomes of S = A Bᵀ before it reaches memory.
 
     - ``slabs``: how many neighbouring slabs of a row block one ``visit`` takes; a gated pair takes two.
-    - ``tensors``: for each tensor the caller passes, (dtype, row_contiguous, columns) with columns ``"n"`` or ``"n/2"``.
-    - ``outputs``: the ``StoreOp`` of every tensor that is stored to, in the order of ``views(tensors)``, which maps the caller's tensors to them on the host side.
-    - ``scalar_count``: how many float32 run-time scalars it takes; ``stores_per_visit``: how many slabs a visit stores.
+    - ``tensors``: a ``TensorSpec`` for each tensor the caller passes, in order.
+    - ``stores``, ``loads``: the matrices among them. A visit stores ``stores_per_visit`` slabs and reads those that ``requests`` names.
+    - ``parts``: what is no matrix.
+    - ``scalar_count``: how many float32 run-time scalars it takes.
     """
 
     slabs = 1
-    tensors: Sequence[tuple[object, bool, str]] = ()
-    outputs: Sequence[StoreOp] = ()
+    tensors: Sequence[TensorSpec] = ()
+    stores: Sequence[StoreOp] = ()
+    loads: Sequence[LoadOp] = ()
+    parts: Sequence[Any] = ()
     scalar_count = 0
     stores_per_visit = 1
 
-    def views(self, tensors):
-        return tensors
+    def requests(self, position) -> Sequence[tuple[int, Any]]:
+        """The slabs that visit ``position`` of a row block reads, in the order in which it does: (index into ``loads``, slab of the row). As many for every visit."""
+        return ()
 
-    def visit(self, slabs, position, scalars, store) -> None:
-        """Device side, once per row block and ``slabs`` neighbouring slabs of S.
-
-        ``slabs``: their accumulators, 16 float32 of this thread each. ``position``: which visit of the row this is. ``store(output, values, slab)`` sends 16 float32 values on to slab
-        ``slab`` of the row in ``outputs[output]``.
-        """
+    def visit(self, v: Any) -> None:
+        """Device side, once per row block and ``slabs`` neighbouring slabs of S. ``v`` is a ``cudnn.cutedsl.epilogue.driver.Visit``."""
         raise TypeError(f"{type(self).__name__} defines no visit")
+
+    @cute.jit
+    def arguments(self, tensors, scalars):
+        """Host side: what of the caller's tensors the kernel is given."""
+        stores = tuple(op.descriptor(tensors) for op in self.stores)
+        loads = tuple(op.descriptor(tensors) for op in self.loads)
+        parts = tuple(part.argument(tensors) for part in self.parts)
+        return stores, loads, parts, scalars
+
+    @cute.jit
+    def afterwards(self, tensors, stream):
+        """Host side, after the kernel's launch: the small kernels that complete reductions."""
+        for part in self.parts:
+            part.afterwards(tensors, stream)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cudnn.cutedsl.epilogue.op import Epilogue, StoreOp
+from cudnn.cutedsl.epilogue.op import Epilogue, StoreOp, matrix
 
 
 class Plain(Epilogue):
@@ -11,10 +11,10 @@ class Plain(Epilogue):
     scalar_count = 1
 
     def __init__(self, d_dtype, row_contiguous: bool):
-        self.tensors = ((d_dtype, row_contiguous, "n"),)
-        self.outputs = (StoreOp(d_dtype, row_contiguous),)
+        self.tensors = (matrix(d_dtype, row_contiguous),)
+        self.stores = (StoreOp(d_dtype, row_contiguous),)
 
-    def visit(self, slabs, position, scalars, store) -> None:
-        (slab,) = slabs
-        slab.store(slab.load() * scalars[0])
-        store(0, slab, position)
+    def visit(self, v) -> None:
+        (slab,) = v.values
+        slab.store(slab.load() * v.scalars[0])
+        v.store(0, slab, v.position)

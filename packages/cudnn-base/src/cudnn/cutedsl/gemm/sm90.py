@@ -8,8 +8,8 @@ import cutlass.pipeline as pipeline
 from cutlass import Int32
 from cutlass.cute.nvgpu import warpgroup
 
-from cudnn.cutedsl.epilogue.driver import EpilogueDriver, ring_bytes
-from cudnn.cutedsl.epilogue.op import Epilogue
+from cudnn.cutedsl.epilogue.driver import EpilogueDriver, barrier_count, init_barriers, shared_bytes
+from cudnn.cutedsl.epilogue.op import Epilogue, Place
 from cudnn.cutedsl.gemm import mma
 from cudnn.cutedsl.gemm.config import SLAB_ROWS, GemmConfig
 from cudnn.cutedsl.gemm.exchange import Exchange
@@ -38,13 +38,14 @@ class GemmSm90(LoopInvariant):
     | pipeline | stages | producer arrives | consumer arrives |
     |---|---|---|---|
     | operands | what shared memory holds | 1, plus the bytes of A and B | one lane per warp that reads the stage, per CTA that shares A or B with this one |
-    | slabs (per consumer) | RING_SLOTS | bulk groups of the warpgroup's warp 0 | named barrier of the warpgroup |
+    | stored slabs (per consumer) | RING_SLOTS | bulk groups of the warpgroup's warp 0 | named barrier of the warpgroup |
+    | loaded slabs (per consumer) | LOAD_SLOTS at most | 1, plus the bytes of the slab | named barrier of the warpgroup |
     """
 
     def __init__(self, problem: GemmProblem, config: GemmConfig, epilogue: Epilogue, a_dtype, b_dtype, acc_dtype):
         self.problem, self.config, self.epilogue = problem, config, epilogue
         self.a_dtype, self.b_dtype, self.acc_dtype = a_dtype, b_dtype, acc_dtype
-        self.epilogue_bytes = ring_bytes(epilogue, config)
+        self.epilogue_bytes, self.epilogue_barriers = shared_bytes(epilogue, config), barrier_count(epilogue, config)
         reason = config.supports(problem, epilogue_bytes=self.epilogue_bytes, columns_per_visit=32 * epilogue.slabs)
         if reason is not None:
             raise ValueError(f"config {config}: {reason}")
@@ -57,13 +58,13 @@ class GemmSm90(LoopInvariant):
         self.exchange_values = config.exchange_bytes // 4
 
     @cute.jit
-    def __call__(self, operands, outputs, scalars, max_clusters: Int32, stream):
-        """Build descriptors and launch. ``operands``, ``outputs``: tensors of rank 3; ``max_clusters``: clusters that fit on the device at once."""
+    def __call__(self, operands, tensors, scalars, max_clusters: Int32, stream):
+        """Build descriptors and launch. ``operands``: tensors of rank 3; ``tensors``, ``scalars``: what the epilogue takes; ``max_clusters``: clusters that fit on the device at once."""
         source = self.operands
         m, n, k, batches = source.extents(operands)
         schedule = self.scheduler.arguments(m, n, batches, cute.ceil_div(k, source.tile_k), None)
         loads = source.descriptors(operands)
-        stores = tuple(op.descriptor(view) for op, view in zip(self.epilogue.outputs, self.epilogue.views(outputs)))
+        fusion = self.epilogue.arguments(tensors, scalars)
         a_layout, b_layout = source.smem_layouts()
 
         @cute.struct
@@ -72,32 +73,40 @@ class GemmSm90(LoopInvariant):
             a: cute.struct.Align[cute.struct.MemRange[self.a_dtype, cute.cosize(a_layout)], 1024]
             b: cute.struct.Align[cute.struct.MemRange[self.b_dtype, cute.cosize(b_layout)], 1024]
             ring: cute.struct.Align[cute.struct.MemRange[cutlass.Uint8, self.epilogue_bytes], 1024]
+            ring_barriers: cute.struct.MemRange[cutlass.Int64, self.epilogue_barriers]
             exchange_barriers: cute.struct.MemRange[cutlass.Int64, 2 * self.consumers]
             exchange: cute.struct.Align[cute.struct.MemRange[cutlass.Float32, self.exchange_values], 128]
 
         self.storage = Storage
         tiled_mma = mma.tiled_mma(
-            self.a_dtype, self.b_dtype, self.acc_dtype, self.problem.a_major == "k", self.problem.b_major == "k", 1 if self.config.pingpong else self.consumers, self.config.tile_n
+            self.a_dtype,
+            self.b_dtype,
+            self.acc_dtype,
+            self.problem.a_major == "k",
+            self.problem.b_major == "k",
+            1 if self.config.pingpong else self.consumers,
+            self.config.tile_n,
         )
         clusters = cutlass.min(self.scheduler.most_tiles(schedule), max_clusters)
-        self.kernel(tiled_mma, loads, stores, scalars, a_layout, b_layout, schedule).launch(
+        self.kernel(tiled_mma, loads, fusion, a_layout, b_layout, schedule, (m, n)).launch(
             grid=[clusters * self.cluster, 1, 1],
             block=[self.threads, 1, 1],
             cluster=[self.cluster, 1, 1],
             min_blocks_per_mp=1,
             stream=stream,
         )
+        self.epilogue.afterwards(tensors, stream)
 
     @cute.kernel
     def kernel(
         self,
         tiled_mma: cute.TiledMma,
         loads,
-        stores,
-        scalars,
+        fusion,
         a_layout: cute.ComposedLayout,
         b_layout: cute.ComposedLayout,
         schedule,
+        extents: tuple[Int32, Int32],
     ):
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
@@ -126,6 +135,9 @@ class GemmSm90(LoopInvariant):
             cta_layout_vmnk=cute.make_layout((1, config.cluster_m, config.cluster_n, config.split_k)),
             defer_sync=True,
         )
+        if cutlass.const_expr(self.epilogue_barriers > 0):
+            if warp == 0:
+                init_barriers(storage.ring_barriers.data_ptr(), self.epilogue_barriers)
         exchange = None
         if cutlass.const_expr(config.split_k > 1):
             exchange = Exchange(self, storage.exchange.data_ptr(), storage.exchange_barriers.data_ptr(), part)
@@ -146,7 +158,12 @@ class GemmSm90(LoopInvariant):
                 self.produce(ab, self.operands.loader(loads, sA, sB, cta_layout, cta_m, cta_n), schedule, first, step, cta_m, cta_n, part)
         else:
             cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
-            self.consume(tiled_mma, ab, sA, sB, storage.ring.data_ptr(), stores, scalars, schedule, first, step, cta_m, cta_n, part, exchange, thread, group - 1)
+            consumer = group - 1
+            in_group = thread % WARPGROUP
+            ring = storage.ring.data_ptr() + cute.assume(consumer * (self.epilogue_bytes // self.consumers), divby=1024)
+            ring_barriers = storage.ring_barriers.data_ptr() + consumer * (self.epilogue_barriers // self.consumers)
+            driver = EpilogueDriver(self.epilogue, config, fusion, ring, ring_barriers, in_group, EPILOGUE_BARRIER + consumer)
+            self.consume(tiled_mma, ab, sA, sB, driver, schedule, extents, first, step, cta_m, cta_n, part, exchange, in_group, consumer)
 
     @cute.jit
     def produce(self, ab, loader, schedule, first: Int32, step: Int32, cta_m: Int32, cta_n: Int32, part: Int32):
@@ -164,22 +181,31 @@ class GemmSm90(LoopInvariant):
 
     @cute.jit
     def consume(
-        self, tiled_mma, ab, sA, sB, ring, stores, scalars, schedule, first: Int32, step: Int32, cta_m: Int32, cta_n: Int32, part: Int32, exchange, thread: Int32, consumer: Int32
+        self,
+        tiled_mma,
+        ab,
+        sA,
+        sB,
+        driver,
+        schedule,
+        extents,
+        first: Int32,
+        step: Int32,
+        cta_m: Int32,
+        cta_n: Int32,
+        part: Int32,
+        exchange,
+        in_group: Int32,
+        consumer: Int32,
     ):
         config = self.config
-        in_group = thread % WARPGROUP
         thread_mma = tiled_mma.get_slice(Int32(0) if cutlass.const_expr(config.pingpong) else consumer * WARPGROUP)
         tCrA = tiled_mma.make_fragment_A(thread_mma.partition_A(sA))
         tCrB = tiled_mma.make_fragment_B(thread_mma.partition_B(sB))
         accumulators = cute.make_rmem_tensor(tiled_mma.partition_shape_C((config.tile_m, config.tile_n)), self.acc_dtype)
-        own_ring = ring + cute.assume(consumer * (self.epilogue_bytes // self.consumers), divby=1024)
-        driver = EpilogueDriver(
-            self.epilogue, config, stores, own_ring, in_group, cute.arch.make_warp_uniform(in_group // 32), EPILOGUE_BARRIER + consumer
-        )
-        blocks = config.rows_per_warpgroup // SLAB_ROWS
 
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
-        place, turn = self.scheduler.start(schedule, first), Int32(0)
+        place, turn, parity = self.scheduler.start(schedule, first), Int32(0), Int32(0)
         if cutlass.const_expr(config.pingpong):
             if consumer == 1:
                 cute.arch.barrier_arrive(barrier_id=ORDER_BARRIER, number_of_threads=2 * WARPGROUP)
@@ -187,6 +213,12 @@ class GemmSm90(LoopInvariant):
                 place = self.scheduler.advance(schedule, place, step)
         while self.scheduler.more(schedule, place):
             tile = self.scheduler.tile(schedule, place, cta_m, cta_n, part)
+            places = self.places(tile, extents, consumer)
+            if cutlass.const_expr(config.split_k > 1):
+                if part == 0:
+                    driver.prepare(places)
+            else:
+                driver.prepare(places)
             if cutlass.const_expr(config.pingpong):
                 cute.arch.barrier(barrier_id=ORDER_BARRIER + consumer, number_of_threads=2 * WARPGROUP)
             if cutlass.const_expr(config.split_k > 1):
@@ -203,17 +235,23 @@ class GemmSm90(LoopInvariant):
                 if cutlass.const_expr(config.pingpong):
                     state.advance(self.scheduler.steps(schedule, place))
                     place = self.scheduler.advance(schedule, place, step)
-            m = tile.row // SLAB_ROWS
-            rows = tuple(m + (i if config.pingpong else i * self.consumers + consumer) for i in range(blocks))
             if cutlass.const_expr(config.split_k > 1):
                 turn = exchange.reduce(accumulators, in_group, consumer, turn)
                 if part == 0:
-                    driver.run(accumulators, scalars, rows, tile.n * (config.tile_n // 32), tile.plane)
+                    driver.run(accumulators, places, parity)
             else:
-                driver.run(accumulators, scalars, rows, tile.n * (config.tile_n // 32), tile.plane)
+                driver.run(accumulators, places, parity)
+            parity ^= 1
         driver.finish()
         if cutlass.const_expr(config.split_k > 1):
             exchange.finish(consumer, turn)
+
+    def places(self, tile, extents, consumer: Int32) -> tuple[Place, ...]:
+        """Where each of this consumer's 64-row blocks of ``tile`` lies."""
+        rows, columns = extents
+        blocks = self.config.rows_per_warpgroup // SLAB_ROWS
+        first, step = (tile.row, SLAB_ROWS) if self.config.pingpong else (tile.row + consumer * SLAB_ROWS, self.consumers * SLAB_ROWS)
+        return tuple(Place(first + i * step, rows, tile.n, columns, tile.group, tile.plane) for i in range(blocks))
 
     @cute.jit
     def multiply(self, tiled_mma, ab, state, tCrA, tCrB, accumulators, k_tiles: Int32, consumer: Int32):

@@ -84,6 +84,7 @@ def driver(monkeypatch):
     fake = Driver()
     monkeypatch.setattr(_env, "cuda_driver", lambda: fake)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(device, "_primary_contexts", {})
     device_info.cache_clear()
     yield fake
@@ -94,6 +95,7 @@ def driver(monkeypatch):
 def no_gpu(monkeypatch):
     monkeypatch.setattr(_env, "cuda_driver", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     device_info.cache_clear()
     yield
     device_info.cache_clear()
@@ -144,7 +146,15 @@ def test_without_a_gpu(no_gpu):
 
 
 def test_device_ordinal(driver):
-    assert [device.device_ordinal(d) for d in (None, 3, "cuda:1", "cpu", torch.device("cuda", 2), torch.device("cpu"), Device("cuda", 5))] == [None, 3, 1, None, 2, None, 5]
+    assert [device.device_ordinal(d) for d in (None, 3, "cuda:1", "cpu", torch.device("cuda", 2), torch.device("cpu"), Device("cuda", 5))] == [
+        None,
+        3,
+        1,
+        None,
+        2,
+        None,
+        5,
+    ]
     driver.stack.append(101)
     assert device.device_ordinal("cuda") == device.device_ordinal(torch.device("cuda")) == 1
     for wrong in ("mps", torch.device("meta"), object()):

@@ -59,7 +59,7 @@ def test_all_codes_round_trip():
 
 def test_rounding_to_nearest_even_and_saturation():
     exact = E2M1_VALUES[:8]
-    for low, high in zip(range(7), range(1, 8)):
+    for low, high in zip(range(7), range(1, 8), strict=True):
         middle = (exact[low] + exact[high]) / 2
         even = low if low % 2 == 0 else high
         for sign, bit in ((1, 0), (-1, 8)):

@@ -18,7 +18,16 @@ def layout(t):
 
 
 def test_fields_in_order_and_sequences_become_tuples():
-    assert [f.name for f in dataclasses.fields(TensorDesc)] == ["dtype", "shape", "stride", "stride_order", "device", "interpret_uint8_as_fp4x2", "ndim", "name"]
+    assert [f.name for f in dataclasses.fields(TensorDesc)] == [
+        "dtype",
+        "shape",
+        "stride",
+        "stride_order",
+        "device",
+        "interpret_uint8_as_fp4x2",
+        "ndim",
+        "name",
+    ]
     d = TensorDesc(torch.float16, [2, 3], torch.Size([3, 1]), [1, 0], "cuda:1", True, "A")
     assert (d.shape, d.stride, d.stride_order, d.ndim, d.name) == ((2, 3), (3, 1), (1, 0), 2, "A")
     assert d.device == torch.device("cuda", 1) and d.interpret_uint8_as_fp4x2 is True

@@ -235,7 +235,7 @@ def test_overlap_is_decided_by_memory():
         shape = [rng.choice([0, 1, 2, 3, 5]) for _ in range(rng.randint(0, 3))]
         stride = [rng.choice([0, 1, 2, 3, 4, 6, 9, 15]) for _ in shape]
         addresses = [0]
-        for extent, step in zip(shape, stride):
+        for extent, step in zip(shape, stride, strict=True):
             addresses = [a + i * step for a in addresses for i in range(extent)]
         shared = len(set(addresses)) != len(addresses)
         answer = may_overlap(shape, stride)
@@ -254,7 +254,9 @@ def test_alignment():
     check_alignment("a_tensor", base[start + 8 : start + 16])  # case 25: an offset that keeps the alignment
     check_alignment("a_tensor", None)
     odd = torch.nn.Parameter(base[start + 1 : start + 9])  # case 26
-    with pytest.raises(ValueError, match=rf"a_tensor: address {odd.data_ptr():#x} is 2 bytes past a multiple of 16, needs 16-byte alignment; .*a_tensor.clone\(\)"):
+    with pytest.raises(
+        ValueError, match=rf"a_tensor: address {odd.data_ptr():#x} is 2 bytes past a multiple of 16, needs 16-byte alignment; .*a_tensor.clone\(\)"
+    ):
         check_alignment("a_tensor", odd)
     check_alignment("a_tensor", odd, bytes=2)
     check_alignment("empty", torch.empty(0))

@@ -112,8 +112,8 @@ class APIBase(ABC):
         """Build the kernel, checking support first if that has not been done. Sets `_compiled_kernel`."""
 
     @abstractmethod
-    def execute(self, *args: Any, current_stream: Any = None, **kwargs: Any) -> None:
-        """Launch on a stream, None being the current one of the tensors' framework on their device. Does not synchronise."""
+    def execute(self, *args: Any, **kwargs: Any) -> None:
+        """Launch on `current_stream`, None being the current stream of the tensors' framework on their device. Does not synchronise."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compile when that has not been done, then `execute` with the same arguments."""
@@ -220,7 +220,7 @@ class APIBase(ABC):
         """The logical shape, which must be `expected`, or one of a list. None for None. ValueError otherwise."""
         if tensor_or_shape is None:
             return None
-        found = tuple(tensor_or_shape) if isinstance(tensor_or_shape, tuple | list) else self._tensor_shape(tensor_or_shape, name)
+        found = tuple(tensor_or_shape) if isinstance(tensor_or_shape, tuple | list) else self._logical_layout(tensor_or_shape, name)[0]
         _match(found, expected, f"{name} tensor shape mismatch".lstrip())
         return found
 
@@ -241,7 +241,7 @@ class APIBase(ABC):
         if isinstance(tensor_or_stride, TensorDesc):
             found, order = tensor_or_stride.stride, tensor_or_stride.stride_order
         else:
-            found = tuple(tensor_or_stride) if isinstance(tensor_or_stride, tuple | list) else self._tensor_stride(tensor_or_stride, name)
+            found = tuple(tensor_or_stride) if isinstance(tensor_or_stride, tuple | list) else self._logical_layout(tensor_or_stride, name)[1]
             order = tuple(sorted(range(len(found)), key=found.__getitem__))
         if stride is not None:
             _match(found, stride, f"{name} tensor stride mismatch".lstrip(), extra_error_msg)

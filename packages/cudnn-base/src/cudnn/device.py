@@ -41,7 +41,8 @@ def _cuda_torch() -> Any:
     """torch where it is loaded and sees a GPU, else None. Asked of a CPU build, torch would know nothing of the GPU that another framework uses."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
-    return torch if cuda is not None and cuda.is_available() else None
+    # Asking for initialised CUDA first is 0.1 us, for available CUDA 1 to 2 us.
+    return torch if cuda is not None and (cuda.is_initialized() or cuda.is_available()) else None
 
 
 def cuda_is_available() -> bool:
@@ -72,9 +73,10 @@ def device_ordinal(device: Any) -> int | None:
     """
     if device is None or isinstance(device, int):
         return device
+    kind: Any
     if isinstance(device, str):
-        kind, _, text = device.partition(":")
-        index = int(text) if text else None
+        name, _, text = device.partition(":")
+        kind, index = name, int(text) if text else None
     else:
         kind, index = getattr(device, "type", None), getattr(device, "index", None)
     if kind == "cpu":

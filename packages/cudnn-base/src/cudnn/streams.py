@@ -147,12 +147,13 @@ def launch_handle(stream: Any, framework: str = "torch", device: Any = None) -> 
 def _current_torch_handle(device: Any) -> int:
     import torch
 
-    if not torch.cuda.is_initialized() and not torch.cuda.is_available():
+    initialized = torch.cuda.is_initialized()
+    if not initialized and not torch.cuda.is_available():
         return 0
     ordinal = device_ordinal(device)
     # The public call builds a stream object: 1.2 us, ten times this one. Compiled graphs of torch use it as well.
     query = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    if query is not None and ordinal is not None and torch.cuda.is_initialized():
+    if initialized and query is not None and ordinal is not None:
         return query(ordinal)
     return torch.cuda.current_stream(ordinal).cuda_stream
 

@@ -103,14 +103,15 @@ def detect_framework(t: Any) -> str:
 
 
 def metadata(t: Any) -> Metadata:
-    """Data type, logical shape and stride in elements, device type and device index of any tensor.
+    """Data type, logical shape and stride in elements, device type and device index of any tensor. A `Metadata` comes back as it is.
 
     Raises:
         ValueError: not a tensor; a layout without strides (sparse); a lazily negated view; a jax array spread over devices.
         RuntimeError: a packed 4-bit tensor without an axis of stride 1.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(t, getattr(torch, "Tensor", ())):
+    torch: Any = sys.modules.get("torch")
+    kind: Any = getattr(torch, "Tensor", ())
+    if isinstance(t, kind):
         if t.layout is not torch.strided:
             raise ValueError(f"tensor has layout {t.layout}, needs torch.strided, for example t.to_dense()")
         if t.is_neg():
@@ -152,8 +153,8 @@ def split_device(device: Any) -> tuple[str, int | None]:
     if device is None:
         return "unknown", None
     if isinstance(device, str):
-        kind, _, index = device.partition(":")
-        return kind, int(index) if index and kind != "cpu" else None
+        name, _, text = device.partition(":")
+        return name, int(text) if text and name != "cpu" else None
     kind = getattr(device, "type", None)
     if not isinstance(kind, str):
         return "unknown", None

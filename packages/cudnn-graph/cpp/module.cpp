@@ -69,6 +69,9 @@ void set_attribute(Descriptor& descriptor, int name, int attribute_type, const p
                 for (const py::handle& item : value) {
                     pointers.push_back(to_pointer(item.cast<std::uintptr_t>()));
                 }
+            } else if (PyBytes_Check(value.ptr())) {
+                // The value of a constant, which the library copies.
+                pointers.push_back(PyBytes_AS_STRING(value.ptr()));
             } else {
                 pointers.push_back(to_pointer(value.cast<std::uintptr_t>()));
             }
@@ -300,7 +303,7 @@ PYBIND11_MODULE(_ext, module) {
     py::class_<Descriptor, std::shared_ptr<Descriptor>>(module, "Descriptor", "One backend descriptor; destroyed with the Python object.")
         .def(py::init<int>(), py::arg("type"))
         .def("set", &set_attribute, py::arg("name"), py::arg("attribute_type"), py::arg("value"),
-             "Set an attribute: one value or a list; ints for enums, pointers and handles, Descriptor objects, bytes or str for CHAR.")
+             "Set an attribute: one value or a list; ints for enums, pointers and handles, Descriptor objects, str for CHAR. bytes for VOID_PTR: their address.")
         .def("get", &get_attribute, py::arg("name"), py::arg("attribute_type"), py::arg("count") = -1,
              "The attribute's elements as a list (bytes for CHAR); count -1 asks for all.")
         .def("count", &Descriptor::count, py::arg("name"), py::arg("attribute_type"))

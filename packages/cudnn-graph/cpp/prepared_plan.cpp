@@ -99,12 +99,10 @@ void PreparedPlan::fill(Descriptor& pack, const std::vector<void*>& pointers, vo
     pack.set(kDataPointers, kTypeVoidPtr, count, pointers.data());
     pack.set(kWorkspace, kTypeVoidPtr, 1, &workspace);
     if (overrides != nullptr) {
-        // The library reads these two as the address of a std::vector<std::vector<int64_t>>.
-        const void* shapes = &overrides->shapes;
-        const void* strides = &overrides->strides;
+        // NOTE: for these two the array of elements itself is a std::vector<std::vector<int64_t>>, in the layout of libstdc++, and the count is 1.
         pack.set(kOverrideUniqueIds, kTypeInt64, static_cast<std::int64_t>(overrides->uids.size()), overrides->uids.data());
-        pack.set(kOverrideShapes, kTypeVoidPtr, 1, &shapes);
-        pack.set(kOverrideStrides, kTypeVoidPtr, 1, &strides);
+        pack.set(kOverrideShapes, kTypeVoidPtr, 1, &overrides->shapes);
+        pack.set(kOverrideStrides, kTypeVoidPtr, 1, &overrides->strides);
     }
     pack.finalize();
 }

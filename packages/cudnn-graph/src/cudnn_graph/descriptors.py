@@ -28,7 +28,7 @@ def backend_error(error: Any, what: str) -> Exception:
     place = name_of(Desc, error.descriptor_type) if error.descriptor_type is not None else ""
     if error.attribute is not None:
         place += f", attribute {name_of(Attr, error.attribute)}"
-    reason = f": {error.last_error}" if error.last_error else ""
+    reason = f": {' '.join(error.last_error.split())}" if error.last_error else ""
     text = f"{what}: {error.call}{f' ({place})' if place else ''} returned {error.status_text} ({error.status}){reason}"
     return BackendNotSupportedError(text) if is_not_supported(error.status) else RuntimeError(text)
 

@@ -20,6 +20,7 @@ from cudnn_graph.handle import Handle, default_handle, to_backend_handle
 from cudnn_graph.knob import knob
 from cudnn_graph.lowering import lower
 from cudnn_graph.lowering.records import LoweredGraph
+from cudnn_graph.nodes import NodeType
 
 if TYPE_CHECKING:
     from cudnn_graph.graph import pygraph
@@ -102,6 +103,7 @@ class BackendEngine(Engine):
             library.require(RETENTION_SINCE, "cuda_graph_retention=NONE")
         lowered = lower(graph, version)
         handle = None if context.device_property is not None else context.handle or default_handle(graph_ordinal(graph))
+        _check_architecture(graph, handle)
         operation_graph = make_operation_graph(
             lowered,
             ext.Descriptor,
@@ -324,6 +326,19 @@ def _notes(engine: Any, attribute: int, kind: int, enum: Any) -> tuple[Any, ...]
     """Notes of an engine; those of newer libraries that have no public name yet are left out."""
     known = {note.value - 1: note for note in enum}
     return tuple(known[number] for number in engine.get(attribute, kind) if number in known)
+
+
+def _check_architecture(graph: pygraph, handle: Handle | None) -> None:
+    """The library accepts block scales on every device and refuses them late and obscurely."""
+    if handle is None or handle.ordinal is None:
+        return
+    for node in graph.nodes:
+        if node.node_type in (NodeType.BLOCK_SCALE_QUANTIZE, NodeType.BLOCK_SCALE_DEQUANTIZE):
+            major, minor = handle.device.compute_capability
+            if major < 10:
+                raise cudnnGraphNotSupportedError(
+                    f"node '{node.name}' ({node.op}): cuDNN has block-scaled operations for compute capability 10.0 and newer only, found {major}.{minor}"
+                )
 
 
 def _usable(handle: Handle | None) -> Handle | None:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +16,7 @@ from cudnn_graph.engines.base import CompiledPlan, ExecutionContext, PlanConfig
 from cudnn_graph.enums import behavior_note, data_type, numerical_note
 from cudnn_graph.errors import cudnnGraphNotSupportedError
 from cudnn_graph.handle import Handle, default_handle
+from cudnn_graph.lowering.scalars import scalar_bytes
 
 if TYPE_CHECKING:
     from cudnn_graph.engines.backend import BackendEngine
@@ -24,19 +24,6 @@ if TYPE_CHECKING:
 
 SERIALIZATION_MISMATCH = 1003
 WORKSPACE_QUERY_SINCE = 92300
-
-_FORMATS = {
-    data_type.FLOAT: "<f",
-    data_type.DOUBLE: "<d",
-    data_type.HALF: "<e",
-    data_type.INT8: "<b",
-    data_type.UINT8: "<B",
-    data_type.INT32: "<i",
-    data_type.INT64: "<q",
-    data_type.BOOLEAN: "<?",
-}
-_INTEGERS = (data_type.INT8, data_type.UINT8, data_type.INT32, data_type.INT64)
-
 
 class SlotSpec(NamedTuple):
     """Where the address of one tensor of a plan comes from: the caller, a host value (``scalar``), or another tensor plus an offset in bytes."""
@@ -66,24 +53,6 @@ def slots_of(lowered: LoweredGraph) -> list[SlotSpec]:
         )
         for value in lowered.buffers()
     ]
-
-
-def scalar_bytes(value: int | float, dtype: data_type, name: str) -> bytes:
-    """A number in the memory format of ``dtype``. ValueError when it does not fit."""
-    try:
-        if dtype is data_type.BFLOAT16:
-            bits = struct.unpack("<I", struct.pack("<f", value))[0]
-            # Round to nearest even; a NaN keeps its upper half.
-            return struct.pack("<H", (bits + (0x7FFF + (bits >> 16 & 1) if value == value else 0)) >> 16)
-        if dtype in _INTEGERS:
-            if int(value) != value:
-                raise ValueError("it has a fraction")
-            value = int(value)
-        return struct.pack(_FORMATS[dtype], value)
-    except KeyError:
-        raise ValueError(f"pass-by-value tensor '{name}' is {dtype.name}: pass a host tensor, a number has no conversion to that type") from None
-    except (struct.error, OverflowError, ValueError) as error:
-        raise ValueError(f"the value {value} does not fit in pass-by-value tensor '{name}' of type {dtype.name}: {error}") from error
 
 
 class BackendPlan(CompiledPlan):

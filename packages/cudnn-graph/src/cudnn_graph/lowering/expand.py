@@ -142,19 +142,24 @@ class Expansion:
             self.pointwise(label, op, compute, current, self.value(node.inputs[port]), output)
             current = output
 
+    def _moved(self, node: Node) -> None:
+        """An operation that only moves elements: the library wants one type on both sides, so an intermediate result keeps that of the input."""
+        output = self.value(node.outputs["OUT_0"])
+        if output.is_virtual:
+            output.dtype = self.value(node.inputs["IN_0"]).dtype
+        self._one_step(node)
+
     def _slice(self, node: Node) -> None:
         if self.version >= VIEW_OPERATIONS_SINCE:
-            self._one_step(node)
+            self._moved(node)
             return
         source = self.value(node.inputs["IN_0"])
-        starts = [start for start, _, _ in node.params["slices"]]
-        steps = [step for _, _, step in node.params["slices"]]
-        offset = sum(start * stride for start, stride in zip(starts, source.strides, strict=True))
-        self._view(node, offset, [stride * step for stride, step in zip(source.strides, steps, strict=True)])
+        offset = sum(start * stride for start, stride in zip(node.params["start"], source.strides, strict=True))
+        self._view(node, offset, [stride * step for stride, step in zip(source.strides, node.params["step"], strict=True)])
 
     def _transpose(self, node: Node) -> None:
         if self.version >= VIEW_OPERATIONS_SINCE:
-            self._one_step(node)
+            self._moved(node)
             return
         source = self.value(node.inputs["IN_0"])
         self._view(node, 0, [source.strides[axis] for axis in node.params["permutation"]])
@@ -192,7 +197,7 @@ class Expansion:
     def _reshape(self, node: Node) -> None:
         if node.params["reshape_mode"] is reshape_mode.LOGICAL:
             require_version(self.version, VIEW_OPERATIONS_SINCE, f"node '{node.name}' (reshape_mode LOGICAL)")
-        self._one_step(node)
+        self._moved(node)
 
     def _moe(self, node: Node) -> None:
         if "TOP_K_SCORES" in node.inputs or node.params["mode"].name == "COMBINE":
@@ -220,6 +225,7 @@ _EXPANDERS: dict[Any, Callable[[Expansion, Node], None]] = {
     NodeType.SLICE: Expansion._slice,
     NodeType.TRANSPOSE: Expansion._transpose,
     NodeType.RESHAPE: Expansion._reshape,
+    NodeType.CONCATENATE: Expansion._moved,
     NodeType.REDUCTION: Expansion._reduction,
     NodeType.MOE_GROUPED_MATMUL: Expansion._moe,
     NodeType.BLOCK_SCALE_QUANTIZE: Expansion._quantize,

@@ -32,7 +32,8 @@ def normalize_ranks(steps: Sequence[Step]) -> list[Step]:
     for value in touched:
         _set_rank(value, rank)
     steps = [_shift_axis(step, shifts[id(step.outputs["OUT_0"])]) if _is_gen_index(step) else step for step in steps]
-    if all(step.kind in _ALIGNED for step in steps) and rank != TARGET:
+    # A ragged offset counts along the axes as they are.
+    if all(step.kind in _ALIGNED for step in steps) and rank != TARGET and not any(value.ragged_offset is not None for value in touched):
         steps = _to_target(steps, touched, rank)
     return steps
 

@@ -26,6 +26,7 @@ from cudnn_graph.constants import (
 from cudnn_graph.enums import data_type, reshape_mode
 from cudnn_graph.errors import cudnnGraphNotSupportedError
 from cudnn_graph.lowering.records import Recipe, Ref, Step, Value
+from cudnn_graph.lowering.scalars import scalar_bytes
 from cudnn_graph.nodes import NodeType
 
 Attributes = list[tuple[int, int, Any]]
@@ -54,16 +55,8 @@ def tensor_recipe(value: Value) -> Recipe:
         if value.ragged_multiplier != 1:
             attributes.append((Attr.TENSOR_RAGGED_OFFSET_MULTIPLIER, Type.INT64, value.ragged_multiplier))
     if value.is_constant:
-        attributes.append((Attr.TENSOR_CONSTANT_VALUE, _CONSTANT_TYPES[value.dtype], value.scalar))
+        attributes.append((Attr.TENSOR_CONSTANT_VALUE, Type.VOID_PTR, scalar_bytes(value.scalar, value.dtype, value.name)))
     return Recipe(f"tensor '{value.name}' (uid {value.uid})", Desc.TENSOR, attributes)
-
-
-_CONSTANT_TYPES = {
-    data_type.FLOAT: Type.FLOAT,
-    data_type.DOUBLE: Type.DOUBLE,
-    data_type.INT32: Type.INT32,
-    data_type.INT64: Type.INT64,
-}
 
 
 def operation_recipe(step: Step) -> Recipe:
@@ -322,13 +315,12 @@ def _transpose(step: Step) -> tuple[int, Attributes]:
 
 
 def _slice(step: Step) -> tuple[int, Attributes]:
-    starts, limits, strides = zip(*step.params["slices"], strict=True)
     return Desc.OPERATION_SLICE, [
         *_input(step, Attr.OPERATION_SLICE_XDESC, "IN_0"),
         *_output(step, Attr.OPERATION_SLICE_YDESC, "OUT_0"),
-        (Attr.OPERATION_SLICE_START_INDICES, Type.INT64, list(starts)),
-        (Attr.OPERATION_SLICE_LIMIT_INDICES, Type.INT64, list(limits)),
-        (Attr.OPERATION_SLICE_STRIDES, Type.INT64, list(strides)),
+        (Attr.OPERATION_SLICE_START_INDICES, Type.INT64, list(step.params["start"])),
+        (Attr.OPERATION_SLICE_LIMIT_INDICES, Type.INT64, list(step.params["limit"])),
+        (Attr.OPERATION_SLICE_STRIDES, Type.INT64, list(step.params["step"])),
     ]
 
 
@@ -362,7 +354,7 @@ def _dequantize(step: Step) -> tuple[int, Attributes]:
         *_input(step, Attr.OPERATION_BLOCK_SCALE_DEQUANTIZE_SCALE_DESC, "DESCALE"),
         *_output(step, Attr.OPERATION_BLOCK_SCALE_DEQUANTIZE_YDESC, "OUT_0"),
         _compute(step, Attr.OPERATION_BLOCK_SCALE_DEQUANTIZE_MATH_PREC),
-        (Attr.OPERATION_BLOCK_SCALE_DEQUANTIZE_BLOCK_SIZE, Type.INT32, list(step.params["block_size"])),
+        (Attr.OPERATION_BLOCK_SCALE_DEQUANTIZE_BLOCK_SIZE, Type.INT32, list(step.params["block_size"])[-2:]),
     ]
     if step.params.get("is_negative_scale"):
         attributes.append((Attr.OPERATION_BLOCK_SCALE_DEQUANTIZE_NEG_SCALE, Type.BOOLEAN, True))

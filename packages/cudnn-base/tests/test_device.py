@@ -189,6 +189,8 @@ def test_backend():
     assert select_backend("auto", {"a": TensorDesc("half", (2,), (1,), (0,), "cuda:0")}) == "sm90"
     with pytest.raises(ValueError, match="backend is 'sm100', needs one of 'auto', 'sm90', 'reference'"):
         select_backend("sm100", {"a": host})
+    with pytest.raises(ValueError, match="at least one tensor"):
+        select_backend("auto", {"a": None})
     with pytest.raises(RuntimeError, match='backend="sm90" needs CUDA tensors, found b_tensor on cpu'):
         select_backend("sm90", {"a_tensor": None, "b_tensor": host})
     with pytest.raises(ValueError, match='backend="auto" serves tensors on cuda and cpu, found a on meta'):

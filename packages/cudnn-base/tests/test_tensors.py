@@ -44,6 +44,17 @@ def test_metadata_of_torch():
     assert metadata(torch.empty(2, device="meta")) == ("float32", (2,), (1,), "meta", None)
 
 
+def test_more_than_2_to_31_elements():
+    """Cases 16 and 18: extents, strides and byte counts are not bounded by 32 bits."""
+    t = torch.empty(2, 65536, 65536, dtype=torch.bfloat16, device="meta").permute(1, 2, 0)
+    seen = metadata(t)
+    assert seen[1:3] == ((65536, 65536, 2), (65536, 1, 2**32)) and major_of(*seen[1:3]) == "k" and not may_overlap(*seen[1:3])
+    check_pitch("a", "bfloat16", *seen[1:3])
+    one = t.as_strided((64, 64, 1), (64, 1, 2**40 + 1))
+    assert major_of(one.shape, one.stride()) == "k"
+    check_pitch("a", "bfloat16", one.shape, one.stride())
+
+
 def test_metadata_without_a_gpu_of_a_cuda_tensor():
     assert metadata(fake_cuda(4, 6, device="cuda:1")) == ("bfloat16", (4, 6), (6, 1), "cuda", 1)
 

@@ -200,7 +200,7 @@ def select_backend(backend: str, tensors: Mapping[str, Any] | Iterable[Any]) -> 
     "auto" takes the kernel for CUDA tensors and the reference for CPU tensors. `tensors` is a mapping or (name, tensor) pairs; None entries are skipped.
 
     Raises:
-        ValueError: another backend; tensors on two devices; under "auto" a device that is neither CUDA nor the host.
+        ValueError: another backend; no tensor; tensors on two devices; under "auto" a device that is neither CUDA nor the host.
         RuntimeError: "sm90" with tensors that are not on a CUDA device.
     """
     from cudnn.tensors import check_same_device, metadata, named_tensors
@@ -208,6 +208,8 @@ def select_backend(backend: str, tensors: Mapping[str, Any] | Iterable[Any]) -> 
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}, needs one of {', '.join(map(repr, BACKENDS))}")
     pairs = named_tensors(tensors)
+    if not pairs:
+        raise ValueError("select_backend needs at least one tensor to tell the device from, found none")
     check_same_device(pairs)
     if backend == "reference":
         return backend

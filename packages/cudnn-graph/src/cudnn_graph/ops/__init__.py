@@ -1,0 +1,1 @@
+"""Torch operators that run graphs."""

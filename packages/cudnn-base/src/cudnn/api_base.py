@@ -12,7 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from cudnn import tensors as _tensors
+# Not `from cudnn import tensors`: that asks the registry for a public name first and loads it.
+import cudnn.tensors as _tensors
 from cudnn.datatypes import _convert_to_cutlass_data_type, dtype_name
 from cudnn.device import cuda_is_available, get_compute_capability
 from cudnn.fp4 import logical_geometry

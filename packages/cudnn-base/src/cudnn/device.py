@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, lru_cache
 from typing import Any
 
-from cudnn import _env
+import cudnn._env as _env
 from cudnn.errors import ArchitectureError
 
 __all__ = [

@@ -295,10 +295,10 @@ def fresh_environment(session: nox.Session, python: str, name: str, packages: li
     shutil.rmtree(folder, ignore_errors=True)
     session.run(python, "-m", "virtualenv", "-q", "--no-pip", str(folder), silent=True)
     fresh = str(folder / "bin" / "python")
-    pip = [python, "-m", "pip", "--python", fresh, "install", "-q", "--no-index", "--disable-pip-version-check"]
-    needed = [re.split("[<>=]", requirement)[0] for requirement in BASE_REQUIREMENTS]
-    session.run(*pip, "--find-links", str(DIST / "needed"), *needed, silent=True)
-    session.run(*pip, "--no-deps", *(str(wheel_of(package)) for package in packages), silent=True)
+    files = [*(DIST / "needed").glob("*.whl"), *(wheel_of(package) for package in packages)]
+    session.run(
+        python, "-m", "pip", "--python", fresh, "install", "-q", "--disable-pip-version-check", "--no-index", "--no-deps", *map(str, files), silent=True
+    )
     return fresh
 
 
@@ -324,7 +324,7 @@ def borrow_packages(session: nox.Session, modules: list[str]) -> bool:
     caller = os.environ.get("CUDNN_RUN_PYTHON", sys.executable)
     version, folders, present = json.loads(subprocess.run([caller, "-c", probe, *modules], capture_output=True, text=True, check=True).stdout)
     own = json.loads(
-        session.run(python, "-c", "import json, sys, sysconfig; print(json.dumps([sys.version_info[:2], sysconfig.get_path('purelib')]))", silent=True)
+        session.run("python", "-c", "import json, sys, sysconfig; print(json.dumps([sys.version_info[:2], sysconfig.get_path('purelib')]))", silent=True)
     )
     link = Path(own[1]) / "borrowed.pth"
     link.unlink(missing_ok=True)

@@ -115,6 +115,27 @@ def test_what_is_not_installed_counts_once_it_is(tmp_path, monkeypatch):
     assert hashes("thirdparty_opt")["cudnn_gemm_imaginary.core"] != "not installed"
 
 
+def test_a_module_that_changed_after_it_was_loaded_is_not_stored_under_its_new_hash(compiler, package, caplog):
+    """The loaded code is the old one; under the hash of the new file it would be served to every later process."""
+    import importlib
+
+    request = lambda: compiler.request({"fusion": "relu"}, sources=[RELU])  # noqa: E731
+    fetch = lambda r: cache.fetch(r.pop("fields"), r.pop("sources"), **r)  # noqa: E731
+    edit(package / "relu" / "epilogue.py", "SLOPE = 0.75\n")
+    importlib.import_module(RELU)
+    try:
+        assert fetch(request()).origin == "built"
+        assert compiler.files() == [] and cache.stats.store_failures == 1
+        (message,) = (r.getMessage() for r in caplog.records if r.name == "cudnn.cache")
+        assert f"{RELU} changed while this process runs" in message and "Start a new process" in message
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "thirdparty_gemm"]:
+            del sys.modules[name]
+    compiler.forget()
+    assert fetch(request()).origin == "built"
+    assert len(compiler.files()) == 2
+
+
 class TestMemo:
     def test_saves_parsing_and_gives_the_same(self, package, tmp_path, monkeypatch):
         memo = tmp_path / "imports.json"

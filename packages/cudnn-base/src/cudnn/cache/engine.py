@@ -142,10 +142,15 @@ def _from_disk_or_build(
     store = Store(root)
     identity = keys.identity(fields, sources, memo=store.memo)
     key = keys.file_key(identity)
+    edited = source_hashes.edited(identity["sources"])
+    if edited:
+        _warn_not_stored(root, f"{', '.join(edited)} changed while this process runs", "Start a new process for results that are kept")
+        return _build(build, label, "its sources changed while this process runs")[0]
     found = _load(store, key, identity, load, label)
     if not isinstance(found, Miss):
         return found
-    _refuse(label, found.reason)
+    if _refusals:
+        _refuse(label, found.reason if found.invalid else store.explain(key, identity))
     with contextlib.ExitStack() as stack:
         writable = _lock(stack, store, key, label)
         if writable:
@@ -232,17 +237,12 @@ def _save(store: Store, key: str, identity: Mapping[str, Any], built: Any, dump:
                 log.debug("removed %d kernels used longest ago to stay under %d bytes", len(removed), limit)
 
 
-def _warn_not_stored(root: Path, error: Exception) -> None:
+def _warn_not_stored(root: Path, reason: Exception | str, remedy: str = "") -> None:
     stats.add(store_failures=1)
     level = logging.DEBUG if str(root) in _warned else logging.WARNING
     _warned.add(str(root))
-    log.log(
-        level,
-        "compiled kernels cannot be stored in %s (%s); they serve this process alone. Free some space there, or set %s to a writable directory, or to 0 to turn storing off",
-        root,
-        error,
-        settings.DIRECTORY_VARIABLE,
-    )
+    remedy = remedy or f"Free some space there, or set {settings.DIRECTORY_VARIABLE} to a writable directory, or to 0 to turn storing off"
+    log.log(level, "compiled kernels cannot be stored in %s (%s); they serve this process alone. %s", root, reason, remedy)
 
 
 def _refuse(label: str, reason: str) -> None:

@@ -263,7 +263,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             file.write("\n")
     unstored = [outcome for outcome in report.outcomes if not outcome.stored]
     if unstored:
-        print(f"error: {len(unstored)} kernels were compiled and could not be stored in {report.directory}; is it full or not writable?", file=sys.stderr)
+        print(
+            f"error: {len(unstored)} kernels were compiled and could not be stored in {report.directory}; is it full or not writable, or did sources change meanwhile?",
+            file=sys.stderr,
+        )
     reasons: dict[str, list[Outcome]] = {}
     for outcome in report.failed:
         reasons.setdefault(outcome.traceback if arguments.verbose and outcome.traceback else outcome.error, []).append(outcome)

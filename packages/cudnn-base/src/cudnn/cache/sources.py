@@ -16,12 +16,15 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 # These store and report compiled kernels; nothing in them can change the generated code.
 _NOT_HASHED = ("cudnn.cache", "cudnn.logs")
 _MEMO_ENTRIES = 4000
+# This module is loaded before the kernels are.
+_STARTED_NS = time.time_ns()
 
 # One import: (module, names imported from it). Relative imports are written out before they come here.
 _Import = tuple[str, tuple[str, ...]]
@@ -84,6 +87,15 @@ class SourceIndex:
                 pending += [n for n in self._targets(imports, tops) if n not in result]
             self.save_memo()
             return dict(sorted(result.items()))
+
+    def edited(self, modules: Iterable[str]) -> list[str]:
+        """Those of ``modules``, hashed before, that are loaded here from a file which has changed since this process began.
+
+        What is compiled from them may not be what their hash says, so it must not be stored under that.
+        """
+        with self._lock:
+            known = ((name, self._files[name][0][1]) for name in modules if name in self._files and name in sys.modules)
+            return [name for name, changed in known if changed is not None and changed > _STARTED_NS]
 
     def _targets(self, imports: Iterable[_Import], tops: set[str]) -> Iterable[str]:
         for module, names in imports:
@@ -187,6 +199,11 @@ _index = SourceIndex()
 def hashes(modules: Sequence[str], *, memo: Path | None = None) -> dict[str, str]:
     """``SourceIndex.hashes`` of the process's one index."""
     return _index.hashes(modules, memo=memo)
+
+
+def edited(modules: Iterable[str]) -> list[str]:
+    """``SourceIndex.edited`` of the process's one index."""
+    return _index.edited(modules)
 
 
 def save_memo() -> None:

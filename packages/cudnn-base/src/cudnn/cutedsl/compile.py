@@ -47,7 +47,7 @@ class KernelSpec:
         """Operation, what distinguishes the problem, and the configuration, for log lines and tables."""
         p = self.problem
         options = ",".join(str(v) for v in self.options.as_dict().values())
-        return f"{self.op} {p.a_dtype} a:{p.a_major} b:{p.b_major} {p.b_parts} [{options}] {self.config}"
+        return f"{self.op} {p.a_dtype} {p.grouping} a:{p.a_major} b:{p.b_major} {p.b_parts} [{options}] {self.config}"
 
     def fields(self) -> dict[str, Any]:
         """What the cache keys by, besides sources and versions."""
@@ -115,19 +115,10 @@ def _compile(spec: KernelSpec) -> Any:
     epilogue = getattr(importlib.import_module(module), attribute)(p, spec.options)
     a_dtype, b_dtype = cutlass_dtype(p.a_dtype), cutlass_dtype(p.b_dtype)
     kernel = GemmSm90(p, spec.config, epilogue, a_dtype, b_dtype, cutlass_dtype(p.acc_dtype))
-    m, n, k, batches, n_half = (cute.sym_int() for _ in range(5))
+    extents: dict[str, Any] = {}
 
-    def fake(dtype, rows, columns, row_contiguous: bool):
+    def fake(spec):
         # Pitches are checked by the host layer, which knows that an axis of one element may have any.
-        stride = [cute.sym_int64(), cute.sym_int64(), cute.sym_int64()]
-        stride[1 if row_contiguous else 0] = 1
-        return cute.runtime.make_fake_tensor(dtype, (rows, columns, batches), stride=tuple(stride), assumed_align=16)
-
-    b_rows = n_half if p.b_parts == "pair" else n
-    operands = [fake(a_dtype, m, k, p.a_major == "k"), *(fake(b_dtype, b_rows, k, p.b_major == "k") for _ in range(kernel.operands.tensor_count - 1))]
-    extents = {"m": m, "n": n, "n/2": n_half, "l": batches}
-
-    def fake_spec(spec):
         stride = [cute.sym_int64() for _ in spec.axes]
         if spec.contiguous is not None:
             stride[spec.contiguous] = 1
@@ -137,8 +128,8 @@ def _compile(spec: KernelSpec) -> Any:
 
     return cute.compile(
         kernel,
-        tuple(operands),
-        tuple(fake_spec(t) for t in epilogue.tensors),
+        tuple(fake(t) for t in kernel.operands.specs),
+        tuple(fake(kernel.operands.caller_axes(t)) for t in epilogue.tensors),
         tuple(cutlass.Float32(1.0) for _ in range(epilogue.scalar_count)),
         cutlass.Int32(1),
         cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=False),

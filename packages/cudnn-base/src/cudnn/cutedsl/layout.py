@@ -53,3 +53,18 @@ def half(tensor: cute.Tensor, which: int, axis: int) -> cute.Tensor:
     return cute.make_tensor(pointer, cute.make_layout(shape, stride=tensor.stride))
 
 
+
+
+@cute.jit
+def permuted(tensor: cute.Tensor, order: cutlass.Constexpr) -> cute.Tensor:
+    """``tensor`` with its axes in ``order``."""
+    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(order)))
+
+
+@cute.jit
+def ragged(tensor: cute.Tensor, axis: cutlass.Constexpr, at: cutlass.Constexpr) -> cute.Tensor:
+    """``tensor`` with one more axis, in position ``at``, that steps as ``axis`` does: coordinates (r, s) along the two are element r + s."""
+    shape, stride = list(tensor.shape), list(tensor.stride)
+    shape.insert(at, tensor.shape[axis])
+    stride.insert(at, tensor.stride[axis])
+    return cute.make_tensor(tensor.iterator, cute.make_layout(tuple(shape), stride=tuple(stride)))

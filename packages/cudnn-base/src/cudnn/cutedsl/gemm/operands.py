@@ -12,6 +12,7 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
 from cudnn.cutedsl import layout
+from cudnn.cutedsl.epilogue.op import TensorSpec
 from cudnn.cutedsl.gemm.config import SLAB_COLUMNS, TILE_K_BYTES, GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.cutedsl.gemm.scheduler import Tile
@@ -32,7 +33,26 @@ class Strided(LoopInvariant):
         self.a_k_major, self.b_k_major = problem.a_major == "k", problem.b_major == "k"
         self.pieces = 1 if problem.b_parts == "single" else config.tile_n // SLAB_COLUMNS
         self.parts = 1 if problem.b_parts == "single" else 2
-        self.tensor_count = 3 if problem.b_parts == "pair" else 2
+        self.b_tensors = 2 if problem.b_parts == "pair" else 1
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """The operands that the caller passes."""
+        rows = "n/2" if self.b_tensors == 2 else "n"
+        a = TensorSpec(self.a_dtype, ("m", "k", "l"), 1 if self.a_k_major else 0)
+        return (a, *(TensorSpec(self.b_dtype, (rows, "k", "l"), 1 if self.b_k_major else 0) for _ in range(self.b_tensors)))
+
+    def caller_axes(self, spec: TensorSpec) -> TensorSpec:
+        """``spec`` of the epilogue as the caller passes it."""
+        return spec
+
+    def planes_of(self, spec: TensorSpec, tensor: cute.Tensor) -> cute.Tensor:
+        """Host side: the caller's ``tensor`` with the axes that ``spec`` names."""
+        return tensor
+
+    def offsets(self, tensors):
+        """Host side: ends of the groups, None without groups."""
+        return None
 
     def smem_layouts(self):
         """Staged layouts of A (tile_m, tile_k) and B (tile_n, tile_k)."""
@@ -47,25 +67,31 @@ class Strided(LoopInvariant):
         return (self.config.tile_m * self.a_dtype.width + self.config.tile_n * self.b_dtype.width) * self.tile_k // 8
 
     @cute.jit
+    def views(self, tensors):
+        """Host side: A (M, K, planes) and the tensors of B (N, K, planes)."""
+        return tensors[0], tensors[1:]
+
+    @cute.jit
     def extents(self, tensors) -> tuple[Int32, Int32, Int32, Int32]:
         """(M, N, K, L) of the problem."""
-        n = tensors[1].shape[0] * (2 if cutlass.const_expr(self.problem.b_parts == "pair") else 1)
-        return tensors[0].shape[0], n, tensors[0].shape[1], tensors[0].shape[2]
+        a, b = self.views(tensors)
+        return a.shape[0], b[0].shape[0] * self.b_tensors, a.shape[1], b[0].shape[2]
 
     @cute.jit
     def descriptors(self, tensors):
         """Host side: (TMA atom, TMA tensor) of A and of each part of B."""
         c = self.config
         a_layout, b_layout = self.smem_layouts()
-        a = layout.for_tma(tensors[0], self.a_k_major)
+        a_view, b_views = self.views(tensors)
+        a = layout.for_tma(a_view, self.a_k_major)
         result = [self._load(a, cute.slice_(a_layout, (None, None, 0)), (c.tile_m, self.tile_k), c.cluster_n, c.cluster_n)]
         if cutlass.const_expr(self.parts == 1):
-            b = layout.for_tma(tensors[1], self.b_k_major)
+            b = layout.for_tma(b_views[0], self.b_k_major)
             result.append(self._load(b, cute.slice_(b_layout, (None, None, 0)), (c.tile_n, self.tile_k), c.cluster_m, c.cluster_m))
         else:
-            whole = layout.for_tma(tensors[1], self.b_k_major)
+            whole = layout.for_tma(b_views[0], self.b_k_major)
             if cutlass.const_expr(self.problem.b_parts == "pair"):
-                parts = (whole, layout.for_tma(tensors[2], self.b_k_major))
+                parts = (whole, layout.for_tma(b_views[1], self.b_k_major))
             else:
                 parts = (layout.half(whole, 0, 0), layout.half(whole, 1, 0))
             piece = cute.slice_(layout.swizzled(self.b_dtype, (SLAB_COLUMNS, self.tile_k), self.b_k_major, 1), (None, None, 0))
@@ -89,6 +115,74 @@ class Strided(LoopInvariant):
 
     def loader(self, descriptors, sA, sB, cta_layout, cta_m, cta_n):
         return StridedLoader(self, descriptors, sA, sB, cta_layout, cta_m, cta_n)
+
+
+class RaggedRows(Strided):
+    """Groups of A's rows, each with a B of its own: A (T, K) with K contiguous, B (E, N, K) as one tensor or as two halves, ends of the groups (E,) int32.
+
+    The third axis of A, and of every matrix that has A's rows, steps row by row like the first: coordinate (r, k, s) is row s + r, for a group that begins at s. Its r is bounded by 0, so that the copy
+    engine cuts at the beginning of the group, and the tiles of a group are laid from its end. Nothing is moved, masked or patched at run time.
+    """
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        rows = "n/2" if self.b_tensors == 2 else "n"
+        b = TensorSpec(self.b_dtype, ("l", rows, "k"), 2 if self.b_k_major else 1)
+        return (TensorSpec(self.a_dtype, ("m", "k"), 1), *(b for _ in range(self.b_tensors)), TensorSpec(cutlass.Int32, ("l",)))
+
+    def caller_axes(self, spec: TensorSpec) -> TensorSpec:
+        if not _is_ragged(spec):
+            return spec
+        axes = tuple(axis for axis in spec.axes if axis != "l")
+        return TensorSpec(spec.dtype, axes, None if spec.contiguous is None else axes.index(spec.axes[spec.contiguous]))
+
+    def planes_of(self, spec: TensorSpec, tensor: cute.Tensor) -> cute.Tensor:
+        return layout.ragged(tensor, spec.axes.index("m"), spec.axes.index("l")) if _is_ragged(spec) else tensor
+
+    def offsets(self, tensors):
+        return tensors[-1]
+
+    @cute.jit
+    def views(self, tensors):
+        return layout.ragged(tensors[0], 0, 2), tuple(layout.permuted(t, (1, 2, 0)) for t in tensors[1:-1])
+
+    def planes(self, tile: Tile):
+        return tile.start, tile.group
+
+
+class RaggedSteps(Strided):
+    """Groups of steps along K: A (M, T) with M contiguous, B (T, N) with N contiguous, ends of the groups (E,) int32. One (M, N) result for each group.
+
+    The same third axis as in ``RaggedRows``, along K here: a group's steps are laid from its end, and what lies in front of it reads as zeros in both operands (in one alone would not do, as 0 times
+    NaN is NaN). A group of no steps takes one, which is all zeros.
+    """
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        return TensorSpec(self.a_dtype, ("m", "k"), 0), TensorSpec(self.b_dtype, ("k", "n"), 1), TensorSpec(cutlass.Int32, ("l",))
+
+    def offsets(self, tensors):
+        return tensors[-1]
+
+    @cute.jit
+    def extents(self, tensors) -> tuple[Int32, Int32, Int32, Int32]:
+        a, b, offsets = tensors
+        return a.shape[0], b.shape[1], a.shape[1], offsets.shape[0]
+
+    @cute.jit
+    def views(self, tensors):
+        a, b, _ = tensors
+        return layout.ragged(a, 1, 2), (layout.ragged(layout.permuted(b, (1, 0)), 1, 2),)
+
+    def planes(self, tile: Tile):
+        return tile.start, tile.start
+
+
+SOURCES = {"dense": Strided, "rows": RaggedRows, "steps": RaggedSteps}
+
+
+def _is_ragged(spec: TensorSpec) -> bool:
+    return "m" in spec.axes and "l" in spec.axes
 
 
 class StridedLoader(LoopInvariant):

@@ -19,7 +19,11 @@ class GemmProblem:
       them, in turn.
     - ``"pair"``: the same from two tensors.
 
-    ``grouping`` is ``"dense"``: one problem, or L equal ones.
+    ``grouping`` says what the L problems are:
+
+    - ``"dense"``: equal ones (or a single one).
+    - ``"rows"``: consecutive groups of A's rows, each with its own B; A (T, K) and the outputs are packed, and the groups' ends are a tensor on the device.
+    - ``"steps"``: consecutive groups of the sum's steps; A (M, T) and B (T, N) are packed, and each group has an output (M, N) of its own.
     """
 
     a_dtype: str
@@ -38,7 +42,7 @@ class GemmProblem:
             ("a_major", self.a_major, ("k", "m")),
             ("b_major", self.b_major, ("k", "n")),
             ("b_parts", self.b_parts, ("single", "halves", "pair")),
-            ("grouping", self.grouping, ("dense",)),
+            ("grouping", self.grouping, ("dense", "rows", "steps")),
         ):
             if value not in allowed:
                 raise ValueError(f"GemmProblem.{name}: found {value!r}, needs one of {', '.join(map(repr, allowed))}")

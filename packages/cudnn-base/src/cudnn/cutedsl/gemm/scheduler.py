@@ -121,15 +121,15 @@ class GroupedScheduler(LoopInvariant):
     The list is group after group, and within a group strip after strip as in ``DenseScheduler``, so that CTAs at work together share an expert's weights and rows. Each warp holds 32 groups, one per
     lane: a tile is found by one ballot and four shuffles, and offsets are read once per 32 groups. All 32 lanes must take part in every call.
 
-    ``axis`` is ``"m"`` where groups are rows of A and the outputs, ``"k"`` where they are steps of the sum. Groups are cut into tiles (or steps) from their end: the incomplete one comes first, and its
+    ``grouping`` is ``"rows"`` where groups are rows of A and the outputs, ``"steps"`` where they are steps of the sum. Groups are cut into tiles (or steps) from their end: the incomplete one comes first, and its
     coordinates are negative in front of the group, where the copy engine reads zeros and writes nothing. So nothing past a group's end is ever touched, and what lies in front of it is never seen.
 
     Offsets that decrease or pass the end of the tensor are read as if cut to what is left: no address outside the tensors results from them.
     """
 
-    def __init__(self, config: GemmConfig, axis: str, tile_k: int, skip_empty: bool = False):
-        self.config, self.axis, self.tile_k, self.skip_empty = config, axis, tile_k, skip_empty
-        self.equal_steps = axis == "m"
+    def __init__(self, config: GemmConfig, grouping: str, tile_k: int, skip_empty: bool = False):
+        self.config, self.rows, self.tile_k, self.skip_empty = config, grouping == "rows", tile_k, skip_empty
+        self.equal_steps = self.rows
 
     @cute.jit
     def arguments(self, m: Int32, n: Int32, groups: Int32, k_tiles: Int32, offsets: cute.Tensor):
@@ -137,13 +137,13 @@ class GroupedScheduler(LoopInvariant):
         c = self.config
         tiles_m = cute.ceil_div(m, c.tile_m * c.cluster_m)
         tiles_n = cute.ceil_div(n, c.tile_n * c.cluster_n)
-        extent = m if cutlass.const_expr(self.axis == "m") else k_tiles * self.tile_k
+        extent = m if cutlass.const_expr(self.rows) else k_tiles * self.tile_k
         return tiles_m, tiles_n, groups, k_tiles, extent, offsets
 
     @cute.jit
     def most_tiles(self, arguments) -> Int32:
         tiles_m, tiles_n, groups, _, _, _ = arguments
-        if cutlass.const_expr(self.axis == "m"):
+        if cutlass.const_expr(self.rows):
             return (tiles_m + groups) * tiles_n
         return tiles_m * tiles_n * groups
 
@@ -177,14 +177,14 @@ class GroupedScheduler(LoopInvariant):
         tile_m, tile_n = strip_order(c, rest, tiles_m, arguments[1])
         row = (tile_m * c.cluster_m + cta_m) * c.tile_m
         column = tile_n * c.cluster_n + cta_n
-        if cutlass.const_expr(self.axis == "m"):
+        if cutlass.const_expr(self.rows):
             return Tile(row + length - tiles_m * (c.cluster_m * c.tile_m), column, group, start, start, Int32(0), arguments[3])
         steps = cutlass.max(cute.ceil_div(length, self.tile_k), Int32(1))
         return Tile(row, column, group, start, group, length - steps * self.tile_k, steps)
 
     @cute.jit
     def _tiles_m(self, arguments, length: Int32) -> Int32:
-        if cutlass.const_expr(self.axis == "m"):
+        if cutlass.const_expr(self.rows):
             return cute.ceil_div(length, self.config.tile_m * self.config.cluster_m)
         return arguments[0]
 

@@ -13,9 +13,9 @@ from cudnn.cutedsl.epilogue.op import Epilogue, Place
 from cudnn.cutedsl.gemm import mma
 from cudnn.cutedsl.gemm.config import SLAB_ROWS, GemmConfig
 from cudnn.cutedsl.gemm.exchange import Exchange
-from cudnn.cutedsl.gemm.operands import Strided
+from cudnn.cutedsl.gemm.operands import SOURCES
 from cudnn.cutedsl.gemm.problem import GemmProblem
-from cudnn.cutedsl.gemm.scheduler import DenseScheduler
+from cudnn.cutedsl.gemm.scheduler import DenseScheduler, GroupedScheduler
 from cudnn.cutedsl.invariant import LoopInvariant
 
 WARPGROUP = 128
@@ -50,8 +50,11 @@ class GemmSm90(LoopInvariant):
         if reason is not None:
             raise ValueError(f"config {config}: {reason}")
         self.stages = config.stages_for(problem, self.epilogue_bytes)
-        self.operands = Strided(problem, config, a_dtype, b_dtype, self.stages)
-        self.scheduler = DenseScheduler(config, self.operands.tile_k)
+        self.operands = SOURCES[problem.grouping](problem, config, a_dtype, b_dtype, self.stages)
+        if problem.grouping == "dense":
+            self.scheduler = DenseScheduler(config, self.operands.tile_k)
+        else:
+            self.scheduler = GroupedScheduler(config, problem.grouping, self.operands.tile_k)
         self.consumers = config.consumer_warpgroups
         self.threads = (1 + self.consumers) * WARPGROUP
         self.cluster = config.cluster_size
@@ -59,11 +62,12 @@ class GemmSm90(LoopInvariant):
 
     @cute.jit
     def __call__(self, operands, tensors, scalars, max_clusters: Int32, stream):
-        """Build descriptors and launch. ``operands``: tensors of rank 3; ``tensors``, ``scalars``: what the epilogue takes; ``max_clusters``: clusters that fit on the device at once."""
+        """Build descriptors and launch. ``operands``: the source's; ``tensors``, ``scalars``: what the epilogue takes; ``max_clusters``: clusters that fit on the device at once."""
         source = self.operands
         m, n, k, batches = source.extents(operands)
-        schedule = self.scheduler.arguments(m, n, batches, cute.ceil_div(k, source.tile_k), None)
+        schedule = self.scheduler.arguments(m, n, batches, cute.ceil_div(k, source.tile_k), source.offsets(operands))
         loads = source.descriptors(operands)
+        tensors = tuple(source.planes_of(spec, tensor) for spec, tensor in zip(self.epilogue.tensors, tensors))
         fusion = self.epilogue.arguments(tensors, scalars)
         a_layout, b_layout = source.smem_layouts()
 

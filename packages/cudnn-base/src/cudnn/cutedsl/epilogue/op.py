@@ -90,11 +90,15 @@ class SlabOp:
 
 
 class StoreOp(SlabOp):
-    """A matrix that is stored to."""
+    """A matrix that is stored to. ``adds``: what is stored is rounded to the matrix's dtype and added to what is there, in that dtype, by the copy engine."""
+
+    def __init__(self, dtype, row_contiguous: bool, tensor: int = 0, half: int | None = None, adds: bool = False):
+        super().__init__(dtype, row_contiguous, tensor, half)
+        self.adds = adds
 
     def descriptor(self, tensors):
         """Host side: (TMA atom, TMA tensor)."""
-        return self._atom(cpasync.CopyBulkTensorTileS2GOp(), tensors)
+        return self._atom(cpasync.CopyReduceBulkTensorTileS2GOp() if self.adds else cpasync.CopyBulkTensorTileS2GOp(), tensors)
 
     def bind(self, descriptor, buffer, slots: int, slot_bytes: int, thread):
         """Device side: partition ``buffer`` (bytes of one warpgroup's ring) and the matrix for ``thread`` of the warpgroup."""

@@ -133,11 +133,16 @@ class RaggedRows(Strided):
     def caller_axes(self, spec: TensorSpec) -> TensorSpec:
         if not _is_ragged(spec):
             return spec
-        axes = tuple(axis for axis in spec.axes if axis != "l")
+        axes = tuple(axis for axis in spec.axes if axis not in ("l", 1))
         return TensorSpec(spec.dtype, axes, None if spec.contiguous is None else axes.index(spec.axes[spec.contiguous]))
 
     def planes_of(self, spec: TensorSpec, tensor: cute.Tensor) -> cute.Tensor:
-        return layout.ragged(tensor, spec.axes.index("m"), spec.axes.index("l")) if _is_ragged(spec) else tensor
+        if not _is_ragged(spec):
+            return tensor
+        given = self.caller_axes(spec).axes
+        shape = tuple(tensor.shape[given.index("m" if axis == "l" else axis)] if axis != 1 else 1 for axis in spec.axes)
+        stride = tuple(tensor.stride[given.index("m" if axis == "l" else axis)] if axis != 1 else 0 for axis in spec.axes)
+        return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
 
     def offsets(self, tensors):
         return tensors[-1]

@@ -54,7 +54,8 @@ class GemmSm90(LoopInvariant):
         if problem.grouping == "dense":
             self.scheduler = DenseScheduler(config, self.operands.tile_k)
         else:
-            self.scheduler = GroupedScheduler(config, problem.grouping, self.operands.tile_k)
+            # A group of no steps has nothing to add.
+            self.scheduler = GroupedScheduler(config, problem.grouping, self.operands.tile_k, skip_empty=any(op.adds for op in epilogue.stores))
         self.consumers = config.consumer_warpgroups
         self.threads = (1 + self.consumers) * WARPGROUP
         self.cluster = config.cluster_size

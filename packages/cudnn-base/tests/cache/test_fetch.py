@@ -251,6 +251,13 @@ class TestMessages:
         ):
             assert part in text
 
+    def test_the_variable_prints_them(self, compiler, finish):
+        process = compiler.child(f"for _ in range(2): cache.fetch(**request({FIELDS!r}))", env={"CUDNN_KERNELS_LOG": "debug"})
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert "[cudnn.cache] DEBUG relu 128x128: miss (never built for this directory), compiling" in err
+        assert "[cudnn.cache] DEBUG relu 128x128: memory hit" in err
+
 
 def test_importing_it_loads_nothing_heavy():
     code = "import sys, cudnn.cache; print(sorted({m.partition('.')[0] for m in sys.modules} & {'torch','numpy','jax','cutlass','cuda','tvm_ffi','platformdirs','filelock','importlib_metadata','rich'}))"

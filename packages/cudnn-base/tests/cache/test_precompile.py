@@ -181,6 +181,14 @@ class TestPool:
         script = "from thirdparty_gemm.relu.api import Spec\nfrom cudnn.cache import pool\nprint([o.status for o in pool.build_all([Spec('a', 'bfloat16', t) for t in range(2)], arch='sm_90a', jobs=2)])"
         assert finish(operations.child(script)).strip() == "['compiled', 'compiled']"
 
+    def test_what_workers_log_is_seen_when_asked_for(self, operations, monkeypatch, capsys):
+        specs = [operations.Spec("a", "bfloat16", 1)]
+        pool.build_all(specs, arch="sm_90a")
+        assert capsys.readouterr().err == ""
+        monkeypatch.setenv("CUDNN_KERNELS_LOG", "debug")
+        pool.build_all(specs, arch="sm_90a")
+        assert "[cudnn.cache] DEBUG a bfloat16 1: disk hit" in capsys.readouterr().err
+
 
 class TestPrecompile:
     def test_then_nothing_compiles(self, operations):

@@ -17,11 +17,12 @@ from cudnn.cache import sources as source_hashes
 from cudnn.cache.locks import KeyLocks
 from cudnn.cache.stats import Stats
 from cudnn.cache.store import Entry, Miss, Store
+from cudnn.logs import get_logger
 
 SLOW_SECONDS = 2.0  # a compile longer than this is worth a line
 MEMORY_ENTRIES = 1024  # kernels of one process; each is some hundred KB of host and device code at most
 
-log = logging.getLogger("cudnn.cache")
+log = get_logger("cudnn.cache")
 stats = Stats()
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cudnn.cache.worker import receive, send
+from cudnn.logs import LOG_VARIABLE
 
 
 class Spec(Protocol):
@@ -72,6 +73,8 @@ class _Worker:
     def _collect(self) -> None:
         for line in self._process.stderr:  # type: ignore[union-attr]
             self._said = [*self._said[-19:], line]
+            if os.environ.get(LOG_VARIABLE):
+                sys.stderr.write(line.decode(errors="replace"))
 
     def build(self, data: bytes) -> dict[str, Any]:
         try:

@@ -20,8 +20,8 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-# These store and report compiled kernels; nothing in them can change the generated code.
-_NOT_HASHED = ("cudnn.cache", "cudnn.logs")
+# These store kernels, and say what went wrong; nothing in them can change the generated code.
+_NOT_HASHED = ("cudnn.cache", "cudnn.dsl_check", "cudnn.errors", "cudnn.logs")
 _MEMO_ENTRIES = 4000
 # This module is loaded before the kernels are.
 _STARTED_NS = time.time_ns()

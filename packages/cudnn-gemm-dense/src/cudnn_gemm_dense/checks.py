@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from cudnn.datatypes import dtype_name, itemsize_bits
-from cudnn.tensors import Metadata
+from cudnn.tensors import Metadata, require_torch_like
+
+
+def require_tensors(op: str, tensors: Sequence[tuple[str, Any]]) -> None:
+    """ValueError unless all of the (name, tensor) pairs are torch tensors."""
+    for name, t in tensors:
+        if t is None:
+            raise ValueError(f"{op}: {name} is None, needs a torch tensor")
+    require_torch_like(op, tensors)
 
 
 def check_rank(name: str, meta: Metadata, axes: str) -> None:

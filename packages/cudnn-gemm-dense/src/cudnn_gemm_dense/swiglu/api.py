@@ -13,7 +13,7 @@ from cudnn.datatypes import torch_dtype
 from cudnn.device import require_arch, select_backend
 from cudnn.reference import GLU_LAYOUTS
 from cudnn.streams import as_torch_stream, launch_handle, record_streams, stream_context
-from cudnn.tensors import check_alignment, check_same_device, is_jax_array, is_torch_tensor, metadata, require_torch_like
+from cudnn.tensors import check_alignment, check_same_device, is_jax_array, is_torch_tensor, metadata
 from cudnn.tuple_dict import TupleDict
 from cudnn_gemm_dense import checks
 from cudnn_gemm_dense.configs import choose, default_configs, unfit_reason
@@ -288,8 +288,8 @@ class GemmSwiglu(APIBase):
                 half,
             )
             launch = self._launches.get(key)
-        except (AttributeError, TypeError, ValueError):
-            key = launch = None  # not torch tensors; what they are is told below
+        except (AttributeError, RuntimeError, TypeError, ValueError):
+            key = launch = None  # no strided torch tensors; what they are is told below
         if launch is None:
             launch = self._bind(key, a_tensor, b_tensor, ab12_tensor, c_tensor)
         run, on_kernel = launch
@@ -308,7 +308,7 @@ class GemmSwiglu(APIBase):
 
     def _bind(self, key: Any, a: Any, b: Any, ab12: Any, c: Any) -> Launch:
         """Check these tensors against what the object was compiled for, and find what runs for their extents."""
-        require_torch_like("GemmSwiglu.execute", [("a_tensor", a), *name_b(b, self.glu_layout), ("ab12_tensor", ab12), ("c_tensor", c)])
+        checks.require_tensors("GemmSwiglu.execute", [("a_tensor", a), *name_b(b, self.glu_layout), ("ab12_tensor", ab12), ("c_tensor", c)])
         t = SwigluTensors.of(lambda _, x: metadata(x), a, b, ab12, c, self.glu_layout)
         for (name, found), (_, sample) in zip(t.named(), self._tensors.named(), strict=True):
             if found.dtype != sample.dtype:
@@ -319,7 +319,7 @@ class GemmSwiglu(APIBase):
         t.majors(self._bound)
         t.check_extents(self._bound)
         check_same_device([("a_tensor", a), *name_b(b, self.glu_layout), ("ab12_tensor", ab12), ("c_tensor", c)])
-        kind = "cuda" if self._selected == "sm90" else "cpu"
+        kind = self._tensors.a.device_type
         if t.a.device_type != kind and self.backend != "reference":
             raise ValueError(f"a_tensor is on {t.a.device_type}, needs {kind}, which the object was compiled for; move the tensors, or compile another object")
         launch = self._launch_for(extents, t.a.device_index)
@@ -356,7 +356,7 @@ class GemmSwiglu(APIBase):
             return
         tensors = [("a_tensor", a), *name_b(b, self.glu_layout), ("ab12_tensor", ab12), ("c_tensor", c)]
         if any(is_jax_array(t) or not hasattr(t, "__dlpack__") for _, t in tensors):
-            require_torch_like("GemmSwiglu.execute", tensors)
+            checks.require_tensors("GemmSwiglu.execute", tensors)
         a, *halves, ab12, c = (t if is_torch_tensor(t) else torch.from_dlpack(t) for _, t in tensors)
         self.execute(a, halves if len(halves) == 2 else halves[0], ab12, c, alpha=alpha, current_stream=stream)
 
@@ -430,8 +430,8 @@ def gemm_swiglu_wrapper(
         return _wrap_other(a_tensor, b_tensor, scales, alpha, options, stream)
     try:
         plan = _plans.get((tensor_key(a_tensor, b_tensor), options)) if scales == (None, None, None) else None
-    except (AttributeError, TypeError):
-        plan = None  # not torch tensors, or an option given as a list or dict
+    except (AttributeError, RuntimeError, TypeError):
+        plan = None  # no strided torch tensors, or an option given as a list or dict
     if plan is None:
         plan = _find_plan(a_tensor, b_tensor, scales, options)
     op, (ab12_shape, ab12_stride, ab12_type), (c_shape, c_stride, c_type) = plan
@@ -474,7 +474,7 @@ def shared(op: GemmSwiglu) -> GemmSwiglu:
 def _find_plan(a: Any, b: Any, scales: tuple[Any, Any, Any], given: tuple[Any, ...]) -> _Plan:
     """Check the call, find or compile the object that serves it, and remember both."""
     options = Options.of(given)
-    require_torch_like("gemm_swiglu_wrapper", [("a_tensor", a), *name_b(b, options.glu_layout)])
+    checks.require_tensors("gemm_swiglu_wrapper", [("a_tensor", a), *name_b(b, options.glu_layout)])
     key = (tensor_key(a, b), options)
     if scales == (None, None, None):
         plan = _plans.get(key)

@@ -1,0 +1,48 @@
+"""How far a result is from the reference, and how far it may be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+# What float32 sums of a few thousand products, and an activation of them, add to the rounding of the output: in units of the result's size, for an element.
+SUM_SLACK = {4: 1e-4, 8: 1e-12}
+SUM_SLACK_NARROW = 1e-3
+
+
+def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
+    """Norm of the difference over the norm of the reference; NaN if the result holds one. 0 where both are empty or zero."""
+    difference = (result.double() - reference.double()).norm().item()
+    scale = reference.double().norm().item()
+    return difference / scale if scale else difference
+
+
+def assert_as_accurate(name: str, result: torch.Tensor, reference: torch.Tensor, baseline: torch.Tensor, factor: float = 2.0) -> None:
+    """The result is right: its error is at most ``factor`` times that of ``baseline``, and no single element is off.
+
+    Args:
+        result: what is tested.
+        reference: float32 or float64, not rounded.
+        baseline: the same computation by torch in the working dtype.
+        factor: how much worse than the baseline the result may be, by relative norm. The rounding of ``result``'s own dtype is always allowed.
+
+    Raises:
+        AssertionError: naming the output, the figures and the worst element.
+    """
+    import torch
+
+    assert result.shape == reference.shape, f"{name}: found shape {tuple(result.shape)}, needs {tuple(reference.shape)}"
+    bad = int((~torch.isfinite(result)).sum())
+    assert bad == 0, f"{name}: {bad} of {result.numel()} elements are not finite"
+    eps = torch.finfo(result.dtype).eps
+    error, allowed = relative_error(result, reference), max(factor * relative_error(baseline, reference), eps)
+    assert error <= allowed, f"{name}: relative error {error:.3g}, allowed {allowed:.3g} ({factor} times the baseline's)"
+    if not reference.numel():
+        return
+    size = reference.double().square().mean().sqrt()
+    excess = (result.double() - reference.double()).abs() - (eps * reference.double().abs() + SUM_SLACK.get(result.dtype.itemsize, SUM_SLACK_NARROW) * size)
+    worst = int(excess.argmax())
+    place = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), reference.shape))
+    assert excess.max() <= 0, f"{name}: element {place} is {result[place].item():.6g}, reference {reference[place].item():.6g}"

@@ -21,7 +21,7 @@ from cudnn_graph.nodes import Node
 from cudnn_graph.planning import PlanningMethods
 from cudnn_graph.storing import StoringMethods
 from cudnn_graph.templates import template_of
-from cudnn_graph.tensor import UNSET_UID, Tensor, check_dim, check_name, check_positive, check_stride, row_major
+from cudnn_graph.tensor import UNSET_UID, Tensor, check_dim, check_name, check_positive, check_stride
 
 
 def _optional_int(value: Any, what: str) -> int | None:
@@ -130,8 +130,8 @@ class pygraph(PointwiseMethods, LinearMethods, NormMethods, StructuralMethods, P
         self._before_change("tensor()")
         label = check_name(name) or f"tensor_{self._count('tensor')}"
         dim = check_dim(dim, label)
-        stride = row_major(dim) if stride is None else check_stride(stride, label)
-        if len(stride) != len(dim):
+        stride = None if stride is None else check_stride(stride, label)
+        if stride is not None and len(stride) != len(dim):
             raise ValueError(f"tensor '{label}': stride {list(stride)} has {len(stride)} entries but dim {list(dim)} has {len(dim)}")
         if is_virtual and is_pass_by_value:
             raise ValueError(f"tensor '{label}' cannot be both virtual and pass-by-value")
@@ -140,7 +140,9 @@ class pygraph(PointwiseMethods, LinearMethods, NormMethods, StructuralMethods, P
         dtype = to_library_dtype(data_type)
         tensor = self._new_tensor(label, is_virtual=is_virtual, is_pass_by_value=is_pass_by_value)
         try:
-            tensor.set_dim(dim).set_stride(stride).set_data_type(dtype)
+            tensor.set_dim(dim).set_data_type(dtype)
+            if stride is not None:
+                tensor.set_stride(stride)
             if reordering_type is not None:
                 tensor.set_reordering_type(reordering_type)
             tensor.set_ragged_offset(ragged_offset).set_ragged_offset_multiplier(ragged_offset_multiplier).set_alignment_value(alignment_value)

@@ -234,10 +234,12 @@ class Tensor:
         return self
 
     def set_dim(self, dim: Sequence[int]) -> Tensor:
-        """Set the extents. Strides that were not set by the caller are inferred again."""
+        """Set the extents. Strides that were not set by the caller follow: row-major for an input, inferred by ``validate`` for a result."""
         self._before_change("set_dim")
         self._dim = check_dim(dim, self._name)
         self.dim_assigned = True
+        if self.producer is None and not self.stride_assigned:
+            self._stride = row_major(self._dim)
         return self
 
     def set_stride(self, stride: Sequence[int]) -> Tensor:
@@ -326,7 +328,7 @@ class Tensor:
         if not self.dim_assigned:
             self._dim = None
         if not self.stride_assigned:
-            self._stride = None
+            self._stride = row_major(self._dim) if self.producer is None and self._dim is not None else None
         if not self.data_type_assigned:
             self._data_type = None
 

@@ -25,6 +25,7 @@ class GemmConfig:
     - ``split_k``: CTAs that share a tile's sum, a cluster of their own; they add their parts in shared memory, always in the same order. For few tiles and a long K.
     - ``raster``: ``"m"`` or ``"n"``, the direction in which neighbouring CTAs walk; ``group``: how many tiles wide a walk is before it
       turns, so that what it reads stays in L2.
+    - ``k_atoms``: one step along K is this many times 128 bytes. Two or more make a small tile's reads long enough for device memory to serve whole pages.
     - ``stages``: depth of the operand pipeline; None takes what shared memory leaves after the epilogue.
     """
 
@@ -37,6 +38,7 @@ class GemmConfig:
     raster: str = "m"
     group: int = 8
     stages: int | None = None
+    k_atoms: int = 1
 
     @classmethod
     def of(cls, value: GemmConfig | Mapping[str, object]) -> GemmConfig:
@@ -70,7 +72,7 @@ class GemmConfig:
 
     def stage_bytes(self, problem: GemmProblem) -> int:
         """Bytes of A and B in one pipeline stage."""
-        return (self.tile_m + self.tile_n) * TILE_K_BYTES
+        return (self.tile_m + self.tile_n) * TILE_K_BYTES * self.k_atoms
 
     def stages_for(self, problem: GemmProblem, epilogue_bytes: int) -> int:
         """Pipeline depth: as many stages as fit beside ``epilogue_bytes`` of the epilogue, MAX_STAGES at most."""
@@ -89,12 +91,25 @@ class GemmConfig:
             return f"group: found {self.group}, needs at least 1"
         if self.cluster_m not in (1, 2, 4) or self.cluster_n not in (1, 2, 4) or self.cluster_m * self.cluster_n > 4:
             return f"cluster: found {self.cluster_m}x{self.cluster_n}, needs 1, 2 or 4 each and at most 4 CTAs together"
+        if self.k_atoms not in (1, 2, 4):
+            return f"k_atoms: found {self.k_atoms}, needs 1, 2 or 4"
+        if problem.promotes and self.k_atoms > 1:
+            return "k_atoms > 1: 8-bit operands with full accumulation take their sums every 128 elements"
+        if problem.promotes and self.pingpong:
+            return "pingpong: 8-bit operands with full accumulation need the cooperative schedule, where one warpgroup's additions run beside the other's products"
+        if problem.operand_bits != 16 and (problem.a_major, problem.b_major) != ("k", "k"):
+            return f"majors {problem.a_major} and {problem.b_major}: the matrix cores read {problem.a_dtype} along K only; transpose the operand first"
         if self.split_k not in (1, 2, 4, 8):
             return f"split_k: found {self.split_k}, needs 1, 2, 4 or 8"
+        if self.split_k > 1 and problem.grouping != "dense":
+            return f"split_k > 1 shares equal sums, not those of groups (grouping {problem.grouping!r})"
+        if self.split_k > 1 and problem.acc_dtype != "float32":
+            return f"split_k > 1 adds float32 sums, not {problem.acc_dtype}"
         if self.split_k > 1 and (self.pingpong or self.cluster_m * self.cluster_n > 1):
             return "split_k > 1 goes with the cooperative schedule and clusters of 1x1: the CTAs that share a tile are its cluster"
         # 256 accumulators a thread are the whole register file; above 192 the epilogue would spill.
         accumulators = self.rows_per_warpgroup * self.tile_n // 128
+        accumulators *= 2 if problem.promotes else 1
         if accumulators > MAX_ACCUMULATORS:
             return f"tile {self.tile_m}x{self.tile_n} needs {accumulators} accumulators a thread in this schedule; the register file holds {MAX_ACCUMULATORS} beside the epilogue"
         if problem.b_parts != "single" and self.tile_n // SLAB_COLUMNS % (2 * self.cluster_m):
@@ -109,4 +124,4 @@ class GemmConfig:
         return asdict(self)
 
     def __str__(self) -> str:
-        return f"{self.tile_m}x{self.tile_n}{'-pingpong' if self.pingpong else ''}-cluster{self.cluster_m}x{self.cluster_n}{f'-split{self.split_k}' if self.split_k > 1 else ''}-{self.raster}{self.group}"
+        return f"{self.tile_m}x{self.tile_n}{'-pingpong' if self.pingpong else ''}-cluster{self.cluster_m}x{self.cluster_n}{f'-split{self.split_k}' if self.split_k > 1 else ''}-{self.raster}{self.group}{f'-k{self.k_atoms}' if self.k_atoms > 1 else ''}"

@@ -29,7 +29,7 @@ class Strided(LoopInvariant):
     def __init__(self, problem: GemmProblem, config: GemmConfig, a_dtype, b_dtype, stages: int):
         self.problem, self.config, self.stages = problem, config, stages
         self.a_dtype, self.b_dtype = a_dtype, b_dtype
-        self.tile_k = TILE_K_BYTES * 8 // a_dtype.width
+        self.tile_k = TILE_K_BYTES * 8 // a_dtype.width * config.k_atoms
         self.a_k_major, self.b_k_major = problem.a_major == "k", problem.b_major == "k"
         self.pieces = 1 if problem.b_parts == "single" else config.tile_n // SLAB_COLUMNS
         self.parts = 1 if problem.b_parts == "single" else 2

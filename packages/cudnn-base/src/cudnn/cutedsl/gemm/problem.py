@@ -24,6 +24,9 @@ class GemmProblem:
     - ``"dense"``: equal ones (or a single one).
     - ``"rows"``: consecutive groups of A's rows, each with its own B; A (T, K) and the outputs are packed, and the groups' ends are a tensor on the device.
     - ``"steps"``: consecutive groups of the sum's steps; A (M, T) and B (T, N) are packed, and each group has an output (M, N) of its own.
+
+    ``fast_accumulation`` is about 8-bit operands, whose products the matrix cores add with fewer bits than float32 has: False takes the sum
+    of every 128 products along K into float32 registers, True leaves it to the matrix cores.
     """
 
     a_dtype: str
@@ -33,6 +36,7 @@ class GemmProblem:
     b_major: str = "k"
     b_parts: str = "single"
     grouping: str = "dense"
+    fast_accumulation: bool = False
 
     def __post_init__(self) -> None:
         for name, value, allowed in (
@@ -51,5 +55,10 @@ class GemmProblem:
     def operand_bits(self) -> int:
         return _BITS[self.a_dtype]
 
-    def as_dict(self) -> dict[str, str]:
+    @property
+    def promotes(self) -> bool:
+        """Whether partial sums are added to float32 registers along the way."""
+        return self.operand_bits == 8 and self.acc_dtype == "float32" and not self.fast_accumulation
+
+    def as_dict(self) -> dict[str, object]:
         return asdict(self)

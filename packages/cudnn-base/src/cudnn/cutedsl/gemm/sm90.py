@@ -60,6 +60,8 @@ class GemmSm90(LoopInvariant):
         self.threads = (1 + self.consumers) * WARPGROUP
         self.cluster = config.cluster_size
         self.exchange_values = config.exchange_bytes // 4
+        # Consumers pass the matrix cores on to each other: between tiles in pingpong, between steps where each step's sum is added up outside them.
+        self.takes_turns = config.pingpong or (problem.promotes and self.consumers == 2)
 
     @cute.jit
     def __call__(self, operands, tensors, scalars, max_clusters: Int32, stream):
@@ -83,17 +85,8 @@ class GemmSm90(LoopInvariant):
             exchange: cute.struct.Align[cute.struct.MemRange[cutlass.Float32, self.exchange_values], 128]
 
         self.storage = Storage
-        tiled_mma = mma.tiled_mma(
-            self.a_dtype,
-            self.b_dtype,
-            self.acc_dtype,
-            self.problem.a_major == "k",
-            self.problem.b_major == "k",
-            1 if self.config.pingpong else self.consumers,
-            self.config.tile_n,
-        )
         clusters = cutlass.min(self.scheduler.most_tiles(schedule), max_clusters)
-        self.kernel(tiled_mma, loads, fusion, a_layout, b_layout, schedule, (m, n)).launch(
+        self.kernel(loads, fusion, a_layout, b_layout, schedule, (m, n)).launch(
             grid=[clusters * self.cluster, 1, 1],
             block=[self.threads, 1, 1],
             cluster=[self.cluster, 1, 1],
@@ -105,7 +98,6 @@ class GemmSm90(LoopInvariant):
     @cute.kernel
     def kernel(
         self,
-        tiled_mma: cute.TiledMma,
         loads,
         fusion,
         a_layout: cute.ComposedLayout,
@@ -168,7 +160,7 @@ class GemmSm90(LoopInvariant):
             ring = storage.ring.data_ptr() + cute.assume(consumer * (self.epilogue_bytes // self.consumers), divby=1024)
             ring_barriers = storage.ring_barriers.data_ptr() + consumer * (self.epilogue_barriers // self.consumers)
             driver = EpilogueDriver(self.epilogue, config, fusion, ring, ring_barriers, in_group, EPILOGUE_BARRIER + consumer)
-            self.consume(tiled_mma, ab, sA, sB, driver, schedule, extents, first, step, cta_m, cta_n, part, exchange, in_group, consumer)
+            self.consume(ab, sA, sB, driver, schedule, extents, first, step, cta_m, cta_n, part, exchange, in_group, consumer)
 
     @cute.jit
     def produce(self, ab, loader, schedule, first: Int32, step: Int32, cta_m: Int32, cta_n: Int32, part: Int32):
@@ -187,7 +179,6 @@ class GemmSm90(LoopInvariant):
     @cute.jit
     def consume(
         self,
-        tiled_mma,
         ab,
         sA,
         sB,
@@ -204,16 +195,24 @@ class GemmSm90(LoopInvariant):
         consumer: Int32,
     ):
         config = self.config
-        thread_mma = tiled_mma.get_slice(Int32(0) if cutlass.const_expr(config.pingpong) else consumer * WARPGROUP)
-        tCrA = tiled_mma.make_fragment_A(thread_mma.partition_A(sA))
-        tCrB = tiled_mma.make_fragment_B(thread_mma.partition_B(sB))
-        accumulators = cute.make_rmem_tensor(tiled_mma.partition_shape_C((config.tile_m, config.tile_n)), self.acc_dtype)
+        # One instruction overwrites the accumulators, the other adds to them: two objects, because device loops may not change one.
+        fresh, adding = self.tiled_mma(), self.tiled_mma()
+        adding.set(warpgroup.Field.ACCUMULATE, True)
+        tiled_mma = (fresh, adding)
+        thread_mma = fresh.get_slice(Int32(0) if cutlass.const_expr(config.pingpong) else consumer * WARPGROUP)
+        tCrA = fresh.make_fragment_A(thread_mma.partition_A(sA))
+        tCrB = fresh.make_fragment_B(thread_mma.partition_B(sB))
+        accumulators = cute.make_rmem_tensor(fresh.partition_shape_C((config.tile_m, config.tile_n)), self.acc_dtype)
+        partial = cute.make_rmem_tensor(accumulators.shape, self.acc_dtype) if cutlass.const_expr(self.problem.promotes) else None
 
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
         place, turn, parity = self.scheduler.start(schedule, first), Int32(0), Int32(0)
+        if cutlass.const_expr(self.takes_turns):
+            if consumer == 1:
+                # Consumer 0 has the first turn.
+                cute.arch.barrier_arrive(barrier_id=ORDER_BARRIER, number_of_threads=2 * WARPGROUP)
         if cutlass.const_expr(config.pingpong):
             if consumer == 1:
-                cute.arch.barrier_arrive(barrier_id=ORDER_BARRIER, number_of_threads=2 * WARPGROUP)
                 state.advance(self.scheduler.steps(schedule, place))
                 place = self.scheduler.advance(schedule, place, step)
         while self.scheduler.more(schedule, place):
@@ -229,9 +228,9 @@ class GemmSm90(LoopInvariant):
             if cutlass.const_expr(config.split_k > 1):
                 accumulators.fill(0.0)
                 if tile.k_tiles > 0:
-                    state = self.multiply(tiled_mma, ab, state, tCrA, tCrB, accumulators, tile.k_tiles, consumer)
+                    state = self.multiply_tile(tiled_mma, ab, state, tCrA, tCrB, accumulators, partial, tile.k_tiles, consumer)
             else:
-                state = self.multiply(tiled_mma, ab, state, tCrA, tCrB, accumulators, tile.k_tiles, consumer)
+                state = self.multiply_tile(tiled_mma, ab, state, tCrA, tCrB, accumulators, partial, tile.k_tiles, consumer)
             if cutlass.const_expr(config.pingpong and self.scheduler.equal_steps):
                 state.advance(tile.k_tiles)
                 place = self.scheduler.advance(schedule, place, step * 2)
@@ -259,15 +258,21 @@ class GemmSm90(LoopInvariant):
         return tuple(Place(first + i * step, rows, tile.n, columns, tile.group, tile.plane) for i in range(blocks))
 
     @cute.jit
+    def multiply_tile(self, tiled_mma, ab, state, tCrA, tCrB, accumulators, partial, k_tiles: Int32, consumer: Int32):
+        if cutlass.const_expr(self.problem.promotes):
+            state = self.multiply_promoted(tiled_mma, ab, state, tCrA, tCrB, accumulators, partial, k_tiles, consumer)
+        else:
+            state = self.multiply(tiled_mma, ab, state, tCrA, tCrB, accumulators, k_tiles, consumer)
+        return state
+
+    @cute.jit
     def multiply(self, tiled_mma, ab, state, tCrA, tCrB, accumulators, k_tiles: Int32, consumer: Int32):
         """accumulators = sum over ``k_tiles`` steps (at least one). One step's WGMMAs stay in flight while the next is issued."""
         released = state.clone()
         ab.consumer_wait(state)
-        tiled_mma.set(warpgroup.Field.ACCUMULATE, False)
         warpgroup.fence()
         self.issue(tiled_mma, tCrA, tCrB, accumulators, state.index, True)
         state.advance()
-        tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
         for _ in cutlass.range(k_tiles - 1, unroll=1):
             ab.consumer_wait(state)
             warpgroup.fence()
@@ -283,10 +288,38 @@ class GemmSm90(LoopInvariant):
         return state
 
     @cute.jit
-    def issue(self, tiled_mma, tCrA, tCrB, accumulators, stage: Int32, first: cutlass.Constexpr):
+    def multiply_promoted(self, tiled_mma, ab, state, tCrA, tCrB, accumulators, partial, k_tiles: Int32, consumer: Int32):
+        """As ``multiply``, with each step's sum taken into float32 registers: the matrix cores add 8-bit products with fewer bits.
+
+        The two warpgroups take turns: one may issue when the other's last WGMMA of a step is all that is left in the matrix cores, and adds while the other multiplies.
+        """
+        accumulators.fill(0.0)
+        for _ in cutlass.range(k_tiles, unroll=1):
+            ab.consumer_wait(state)
+            if cutlass.const_expr(self.takes_turns):
+                cute.arch.barrier(barrier_id=ORDER_BARRIER + consumer, number_of_threads=2 * WARPGROUP)
+            warpgroup.fence()
+            self.issue(tiled_mma, tCrA, tCrB, partial, state.index, True, self.takes_turns)
+            if cutlass.const_expr(self.takes_turns):
+                warpgroup.wait_group(1)
+                cute.arch.barrier_arrive(barrier_id=ORDER_BARRIER + 1 - consumer, number_of_threads=2 * WARPGROUP)
+            warpgroup.wait_group(0)
+            ab.consumer_release(state)
+            accumulators.store(accumulators.load() + partial.load())
+            state.advance()
+        return state
+
+    @cute.jit
+    def issue(self, tiled_mma, tCrA, tCrB, accumulators, stage: Int32, first: cutlass.Constexpr, last_apart: cutlass.Constexpr = False):
+        """WGMMAs of one step; the first step's overwrite ``accumulators``. One group, or the last one in a group of its own."""
+        fresh, adding = tiled_mma
         for step in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
+            if cutlass.const_expr(last_apart and step == cute.size(tCrA, mode=[2]) - 1):
+                warpgroup.commit_group()
             coordinate = (None, None, step, stage)
-            cute.gemm(tiled_mma, accumulators, tCrA[coordinate], tCrB[coordinate], accumulators)
-            if cutlass.const_expr(first and step == 0):
-                tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+            cute.gemm(fresh if first and step == 0 else adding, accumulators, tCrA[coordinate], tCrB[coordinate], accumulators)
         warpgroup.commit_group()
+
+    def tiled_mma(self) -> cute.TiledMma:
+        p, c = self.problem, self.config
+        return mma.tiled_mma(self.a_dtype, self.b_dtype, self.acc_dtype, p.a_major == "k", p.b_major == "k", 1 if c.pingpong else self.consumers, c.tile_n)

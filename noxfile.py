@@ -65,7 +65,7 @@ def short(combination: tuple[str, ...]) -> str:
 def lint(session: nox.Session) -> None:
     """Formatting, lint, and what must be equal or bounded across the repository."""
     python = shared(session, "tools", TOOLS)
-    session.run(python, "-m", "black", "--check", "-q", ".")
+    session.run(python, "-m", "black", "--check", ".")
     session.run(python, "-m", "ruff", "check", ".")
     session.run(python, "tools/check_repository.py")
 
@@ -75,7 +75,7 @@ def types(session: nox.Session) -> None:
     """Static types of the host code, and of a program that uses the stubs."""
     python = shared(session, "tools", TOOLS)
     session.run(python, "-m", "mypy", *(f"packages/{package}/src" for package in PACKAGES))
-    session.run(python, "-m", "mypy", "tests/types")
+    session.run(python, "-m", "mypy", "--follow-imports=silent", "tests/types")
 
 
 @nox.session(venv_backend="none")

@@ -59,7 +59,7 @@ def outcome(path, name):
         value = get(path, name)
     except Exception as error:
         return [type(error).__name__, isinstance(error, ImportError), str(error)]
-    return ["ok", getattr(value, "__module__", None) or value.__name__, getattr(value, "__name__", "")]
+    return ["ok", True, type(value).__name__]
 def answer(value):
     print(json.dumps(value))
 """
@@ -103,10 +103,8 @@ def test_dir_is_the_catalogue_cut_to_what_is_installed() -> None:
         assert not extra & set(names)
 
 
-@pytest.mark.parametrize("distribution", ["cudnn-base", *FAMILIES])
+@pytest.mark.parametrize("distribution", ["cudnn-base", *sorted(EXPECTED)])
 def test_every_name_of_an_installed_distribution_resolves(distribution: str) -> None:
-    if distribution not in EXPECTED | {"cudnn-base"}:
-        pytest.skip(f"{distribution} is not in this combination")
     outcomes = ask(f"answer([[path, name, outcome(path, name)] for path, name in names_of({distribution!r})])")
     for path, name, result in outcomes:
         if result[0] != "ok":
@@ -120,10 +118,8 @@ def test_every_name_of_an_installed_distribution_resolves(distribution: str) -> 
         )
 
 
-@pytest.mark.parametrize("distribution", FAMILIES)
+@pytest.mark.parametrize("distribution", sorted(set(FAMILIES) - EXPECTED))
 def test_every_name_of_an_absent_distribution_says_what_to_install(distribution: str) -> None:
-    if distribution in EXPECTED:
-        pytest.skip(f"{distribution} is in this combination")
     outcomes = ask(f"answer([[path, name, outcome(path, name)] for path, name in names_of({distribution!r})])")
     for path, name, result in outcomes:
         # A path that only this distribution fills fails as a whole, when it or the first such parent is imported.
@@ -142,10 +138,8 @@ answer([[path, name, registry.available(f"{path}.{name}" if path else name), out
         assert available == works, (path, name)
 
 
-@pytest.mark.parametrize("distribution", FAMILIES)
+@pytest.mark.parametrize("distribution", sorted(EXPECTED))
 def test_using_one_family_loads_no_other(distribution: str) -> None:
-    if distribution not in EXPECTED:
-        pytest.skip(f"{distribution} is not in this combination")
     names, loaded = ask(f"""
 names = [name for path, name in names_of({distribution!r}) if not path]
 for name in names:

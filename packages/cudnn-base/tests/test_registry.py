@@ -380,7 +380,7 @@ def test_a_broken_family_affects_nobody_and_is_warned_about_once(site: Site) -> 
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             print(cudnn.acme is not None, cudnn.GemmSwiglu.__name__, states())
-            error = raised(lambda: cudnn.nope)
+            error = raised(lambda: cudnn.zzz9)
             registry.families()
         for warning in caught:
             print(warning.category.__name__, warning.message)
@@ -391,7 +391,7 @@ def test_a_broken_family_affects_nobody_and_is_warned_about_once(site: Site) -> 
         "RuntimeWarning kernel family 'bad' of bad-kernels 3.1: its manifest bad_kernels._family:FAMILY cannot be loaded: ZeroDivisionError: division by zero",
         "RuntimeWarning kernel family 'gone' of gone-kernels 3.2: its manifest gone_kernels._family:FAMILY cannot be loaded: "
         "ModuleNotFoundError: No module named 'gone_kernels'",
-        "AttributeError module 'cudnn' has no attribute 'nope'; the names of these kernel families are not known: "
+        "AttributeError module 'cudnn' has no attribute 'zzz9'; the names of these kernel families are not known: "
         "'bad' of bad-kernels (broken), 'gone' of gone-kernels (broken)",
     ]
 
@@ -556,7 +556,7 @@ def test_warning_about_the_frontend_comes_once_at_the_first_lookup(site: Site) -
             warnings.simplefilter("always")
             cudnn.errors, cudnn.__version__
             print(len(caught))
-            cudnn.GemmSwiglu, cudnn.gemm_swiglu_wrapper, hasattr(cudnn, "nope")
+            cudnn.GemmSwiglu, cudnn.gemm_swiglu_wrapper, hasattr(cudnn, "zzz9")
         print(len(caught), caught[0].category.__name__, caught[0].filename, caught[0].message)
         """).splitlines()
     assert output[0] == "0"

@@ -185,7 +185,7 @@ def protected_by(path: str, name: str) -> str | None:
 def _read_entries() -> tuple[Entry, ...]:
     import importlib_metadata
 
-    found = {}
+    found: dict[tuple[str, str], Entry] = {}
     for point in importlib_metadata.entry_points(group=GROUP):
         distribution = point.dist.metadata["Name"] if point.dist else "(unknown)"
         # A distribution that is on the path twice is listed once by the metadata reader, the first on the path.

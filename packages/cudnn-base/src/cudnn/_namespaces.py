@@ -15,12 +15,10 @@ from types import ModuleType
 class _NamespaceLoader:
     """Makes a module without a file whose attributes come from the registry."""
 
-    @staticmethod
-    def create_module(spec: ModuleSpec) -> None:
+    def create_module(self, spec: ModuleSpec) -> None:
         return None  # the import system's own default module
 
-    @staticmethod
-    def exec_module(module: ModuleType) -> None:
+    def exec_module(self, module: ModuleType) -> None:
         path = module.__name__.partition(".")[2]
         _registry().require_namespace(path)
 
@@ -41,7 +39,7 @@ class NamespaceFinder:
     def find_spec(fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if not fullname.startswith("cudnn.") or fullname == "cudnn.registry" or not _registry().is_namespace(fullname[len("cudnn.") :]):
             return None
-        return ModuleSpec(fullname, _NamespaceLoader, origin="kernel family manifests", is_package=True)
+        return ModuleSpec(fullname, _NamespaceLoader(), origin="kernel family manifests", is_package=True)  # type: ignore[arg-type]
 
 
 def install() -> None:
@@ -52,6 +50,12 @@ def install() -> None:
 
 def resolve(module: ModuleType, path: str, name: str) -> object:
     """The object behind `name` of the namespace `path`; kept in the module, so that this runs once per name."""
+    if not path and name in import_module("cudnn._catalog").MODULES:
+        # Not the registry's business: `from cudnn import tensors` in base's own modules comes here first and must not load it.
+        try:
+            return import_module(f"cudnn.{name}")
+        except ImportError:
+            pass  # told by the registry, with the pip line
     return _registry().resolve(path, name, module)
 
 

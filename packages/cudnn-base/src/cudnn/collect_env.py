@@ -20,6 +20,7 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 TITLE = "### cuDNN frontend environment report"
 
@@ -106,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _guarded(probe: Callable, default: object = None) -> object:
+def _guarded(probe: Callable[[], Any], default: Any = None) -> Any:
     try:
         return probe()
     except Exception as error:
@@ -190,8 +191,8 @@ def _gpus(torch: dict) -> Section:
         section[f"GPU {index}"] = f"{name}, compute capability {capability}, {processors} SMs, {memory / 2**30:.1f} GiB"
     if not gpus:
         for line in _run("nvidia-smi", "--query-gpu=index,name,compute_cap,memory.total", "--format=csv,noheader").splitlines():
-            index, name, capability, memory = (part.strip() for part in line.split(",", 3))
-            section[f"GPU {index}"] = f"{name}, compute capability {capability}, {memory}"
+            number, name, capability, memory = (part.strip() for part in line.split(",", 3))
+            section[f"GPU {number}"] = f"{name}, compute capability {capability}, {memory}"
     if not any(key.startswith("GPU ") for key in section):
         section["GPUs"] = "none found"
     return section

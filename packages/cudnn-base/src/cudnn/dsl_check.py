@@ -43,7 +43,7 @@ def dsl_distributions() -> dict[str, str]:
     """The installed distributions of the DSL and their versions."""
     import importlib_metadata
 
-    found = {}
+    found: dict[str, str] = {}
     for distribution in importlib_metadata.distributions():
         name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
         if name == _MAIN or name.startswith(f"{_MAIN}-libs-"):
@@ -136,7 +136,7 @@ def _changed_files(found: dict[str, str]) -> dict[str, tuple[str, str]]:
         for row in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
             if len(row) != 3 or not row[2] or not row[0].endswith((".py", ".so", ".pth")):
                 continue
-            path = os.fspath(distribution.locate_file(row[0]))
+            path = str(distribution.locate_file(row[0]))
             size = os.path.getsize(path) if os.path.exists(path) else None
             if size != int(row[2]):
                 changed[name] = (row[0], "is missing" if size is None else f"has {size} bytes instead of {row[2]}")

@@ -22,7 +22,7 @@ import nox
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"
-nox.options.sessions = ["lint", "types", "stubs", "build", "matrix", "unit", "imports", "wheels", "frameworks", "compile"]
+nox.options.sessions = ["lint", "types", "stubs", "build", "matrix", "unit", "imports", "wheels", "examples", "frameworks", "compile"]
 
 ROOT = Path(__file__).resolve().parent
 DIST = ROOT / "dist"
@@ -51,7 +51,7 @@ TOOLS = [
     "rich",
     "virtualenv",
 ]
-HEAVY = [*TEST_REQUIREMENTS, *BASE_REQUIREMENTS, TORCH, "numpy", *DSL, "rich", "matplotlib", "pybind11>=2.13"]
+HEAVY = [*TEST_REQUIREMENTS, *BASE_REQUIREMENTS, TORCH, "numpy", *DSL, "rich", "matplotlib", "hatchling>=1.27"]
 
 COMBINATIONS = [combination for count in range(len(FAMILIES) + 1) for combination in itertools.combinations(FAMILIES, count)]
 
@@ -139,9 +139,17 @@ def imports(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["build"])
 def wheels(session: nox.Session) -> None:
-    """The contents of the wheels in dist/, and a distribution by someone else that is built, installed and used."""
+    """The contents of the wheels in dist/."""
     python = shared(session, "tools", TOOLS)
     session.run(python, "-m", "pytest", "tests/wheels", "-m", "not slow", *session.posargs, env={"CUDNN_DIST": str(DIST)})
+
+
+@nox.session(venv_backend="none", requires=["build"])
+def examples(session: nox.Session) -> None:
+    """The examples, among them a distribution by someone else that is built, installed and used."""
+    python = shared(session, "heavy", HEAVY)
+    environment = overlay(session, python, "all", PACKAGES)
+    session.run(python, "-m", "pytest", "tests/examples", *session.posargs, env=environment)
 
 
 @nox.session(requires=["build"])
@@ -227,7 +235,7 @@ def full(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the documentation into site/; broken links and warnings fail."""
     session.install("mkdocs>=1.6,<2", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.27")
-    session.run("mkdocs", *(session.posargs or ["build", "--strict", "-q"]))
+    session.run("mkdocs", *(session.posargs or ["build", "--strict", "-q"]), env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 @nox.session(venv_backend="none", requires=["build"])

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from cudnn.cutedsl.epilogue.gated import Swiglu
+from cudnn.cutedsl.epilogue.gated import Gated
 from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.datatypes import cutlass_dtype
 
 from cudnn_gemm_dense.swiglu.options import SwigluOptions
 
 
-def swiglu(problem: GemmProblem, options: SwigluOptions) -> Swiglu:
+def swiglu(problem: GemmProblem, options: SwigluOptions) -> Gated:
     """interleaved32 has up first, the published order; whole halves (concatenated, separate) have the gate first."""
     interleaved = options.glu_layout == "interleaved32"
-    return Swiglu(
+    return Gated(
         cutlass_dtype(options.ab12_dtype),
         cutlass_dtype(options.c_dtype),
         row_contiguous=options.out_major == "n",

@@ -73,10 +73,6 @@ class Visit:
         """Send 16 float32 ``values`` on to slab ``slab`` of the row block in ``stores[output]``."""
         self._driver.store(output, values, self.place, slab)
 
-    def row(self, register: int) -> int:
-        """Which of the thread's two rows register ``register`` of a slab belongs to."""
-        return register // 2 % 2
-
 
 class EpilogueDriver(LoopInvariant):
     """One warpgroup's rings, and the loop that feeds them.
@@ -135,11 +131,9 @@ class EpilogueDriver(LoopInvariant):
                     for r in range(SLAB_VALUES):
                         self.values[i][r] = accumulators[base + r]
                 visit = Visit(self, block, index)
-                for part in self.parts:
-                    part.visit(visit)
                 self.epilogue.visit(visit)
-        for part in self.parts:
-            part.end(self.places)
+            for part in self.parts:
+                part.end_block(self.places[block], block)
         if (len(self.places) * self.visits * self.epilogue.stores_per_visit) % RING_SLOTS:
             self.drain()
 

@@ -114,14 +114,16 @@ py::list get_elements(const Descriptor& descriptor, int name, int attribute_type
 }
 
 py::object get_attribute(const Descriptor& descriptor, int name, int attribute_type, std::int64_t requested) {
+    if (attribute_type == kBackendDescriptor) {
+        throw py::type_error("use get_descriptors for an attribute that holds descriptors");
+    }
+    if (attribute_type == kFraction) {
+        throw py::type_error("attributes of type FRACTION are not used by any operation of this package");
+    }
     if (requested < 0) {
         requested = descriptor.count(name, attribute_type);
     }
     switch (attribute_type) {
-        case kBackendDescriptor:
-            throw py::type_error("use get_descriptors for an attribute that holds descriptors");
-        case kFraction:
-            throw py::type_error("attributes of type FRACTION are not used by any operation of this package");
         case kHandle:
         case kVoidPtr:
             return get_elements<std::uintptr_t>(descriptor, name, attribute_type, requested);

@@ -187,7 +187,6 @@ class TestCommand:
     def test_run_writes_everything(self, found, monkeypatch, tmp_path, capsys):
         pytest.importorskip("matplotlib")
         files = {kind: tmp_path / "new" / f"out.{kind}" for kind in ("json", "csv", "png")}
-        (tmp_path / "new").mkdir()
         arguments = ["--against", "eager,half", "--shapes", "large,5x6", "--json", str(files["json"]), "--csv", str(files["csv"]), "--plot", str(files["png"])]
         assert self.run_on_fakes(monkeypatch, tmp_path, arguments) == 0
         assert "geometric mean of ours over all: 1.500 x eager" in capsys.readouterr().out

@@ -56,7 +56,8 @@ class TestRow:
         assert ours["floor_share"] == pytest.approx(1.28)
         assert row["ratios"] == {"eager": pytest.approx(1.5), "half": pytest.approx(0.6)}
         assert row["gpu"] == {"sm_mhz": 1755, "power_w": 610.5}
-        assert timer.order == [["ours", "eager", "half"]] * 2
+        # After each shape the device is kept busy with the slowest candidate while its clocks are read.
+        assert timer.order == [["ours", "eager", "half"], (2, pytest.approx(150.0))] * 2
         assert dict(timer.prepared) == {"ours": 2, "eager": 2, "half": 2}
 
     def test_the_memory_floor(self, measured):
@@ -87,6 +88,11 @@ class TestRow:
         (row, _), _ = measured(configs=[{"tile": 64}, {"tile": 128}], timer=None)
         assert row["candidates"]["ours[tile=64]"]["us"] == pytest.approx(80.0)
         assert row["ratios"]["eager"] == pytest.approx(150.0 / 10.0)  # the clock shows 10 us for tile=128
+
+    def test_our_own_yardstick_is_no_configuration_of_ours(self):
+        entries = {"ours": {"us": 100.0}, "ours[tile=64]": {"us": 90.0}, "ours-plain": {"us": 45.0}, "peer": {"us": 180.0}, "failed": {"status": "failed"}}
+        assert run._ratios(entries) == {"ours-plain": 0.5, "peer": 2.0}
+        assert run._ratios({"peer": {"us": 1.0}}) == {}
 
     def test_other_seeds_are_other_data(self, toy):
         a, b = (toy.bench.inputs((4, 4), "float32", "cpu", run._generator("cpu", seed))["x"] for seed in (1, 2))

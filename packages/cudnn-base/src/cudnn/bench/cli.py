@@ -125,6 +125,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         import matplotlib  # noqa: F401  # before minutes of measuring, not after
     _require_gpu(arguments.device)
+    _make_folders(arguments)
     result, faults = measure(bench, shapes, dtypes, against, configs, arguments)
     print(report.text(result))
     _write(result, arguments)
@@ -215,10 +216,14 @@ def _load(path: str) -> dict[str, Any]:
     return found
 
 
-def _write(result: Mapping[str, Any], arguments: argparse.Namespace) -> None:
+def _make_folders(arguments: argparse.Namespace) -> None:
     for path in (getattr(arguments, "json", None), arguments.csv, arguments.plot, getattr(arguments, "markdown", None)):
         if path and os.path.dirname(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
+
+
+def _write(result: Mapping[str, Any], arguments: argparse.Namespace) -> None:
+    _make_folders(arguments)
     if getattr(arguments, "json", None):
         with open(arguments.json, "w") as file:
             json.dump(result, file, indent=1)

@@ -21,6 +21,11 @@ MAX_SETS = 32
 _SETS_MEMORY = 0.35  # share of the free device memory that rotated inputs may take
 
 
+def is_ours(name: str) -> bool:
+    """Whether a candidate is the operation itself, in its default or a given configuration."""
+    return name == OURS or name.startswith(f"{OURS}[")
+
+
 class UnknownCandidate(ValueError):
     """``--against`` names something the benchmark does not have."""
 
@@ -88,7 +93,11 @@ def measure_shape(
         except Exception as error:  # one peer's failure is a fact about that peer
             entry.update(status="failed", reason=f"{type(error).__name__}: {error}")
     times = timer.measure(ready, repeats) if ready else {}
-    load = state()
+    load = {}
+    if times:
+        slowest = max(times, key=lambda name: statistics.median(times[name]))
+        timer.keep_busy(ready[slowest], statistics.median(times[slowest]))
+        load = state()
     for candidate in candidates:
         name = candidate.name
         if name not in times:
@@ -293,6 +302,6 @@ def _statistics(times: Sequence[float], prepared: Prepared, flops: float, count:
 
 
 def _ratios(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Peer's time over ours: above 1 we are faster. Several candidates of ours: the fastest."""
-    ours = [entry["us"] for name, entry in entries.items() if name.startswith(OURS) and "us" in entry]
-    return {name: entry["us"] / min(ours) for name, entry in entries.items() if not name.startswith(OURS) and "us" in entry} if ours else {}
+    """Peer's time over ours: above 1 we are faster. Several configurations of ours: the fastest."""
+    ours = [entry["us"] for name, entry in entries.items() if is_ours(name) and "us" in entry]
+    return {name: entry["us"] / min(ours) for name, entry in entries.items() if not is_ours(name) and "us" in entry} if ours else {}

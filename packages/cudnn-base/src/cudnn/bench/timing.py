@@ -38,6 +38,8 @@ class Timer(Protocol):
 
     def measure(self, prepared: Mapping[str, Prepared], repeats: int) -> dict[str, list[float]]: ...
 
+    def keep_busy(self, prepared: Prepared, us: float) -> None: ...
+
     def host(self, name: str, call: Callable[[], Any]) -> list[float]: ...
 
 
@@ -65,11 +67,10 @@ class CudaTimer:
             call()
         enqueue_us = (time.perf_counter() - started) * 1e6
         torch.cuda.synchronize(self.device)
-        # A side stream, as capture needs one; collected beforehand, as a tensor freed during capture would end it.
-        gc.collect()
+        gc.collect()  # a tensor freed by the collector in the middle of a capture would end it
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 for call in row:
                     call()
             torch.cuda.synchronize(self.device)
@@ -117,6 +118,11 @@ class CudaTimer:
                 end.synchronize()
                 times[name].append(start.elapsed_time(end) * 1e3 / candidate.calls)
         return times
+
+    def keep_busy(self, prepared: Prepared, us: float, *, seconds: float = 0.6) -> None:
+        """Queue so many turns (``us`` a call) that the device works while its clocks are read, and return at once."""
+        for _ in range(max(1, min(500, int(seconds * 1e6 / (us * prepared.calls))))):
+            prepared.run()
 
     def host(self, name: str, call: Callable[[], Any], *, blocks: int = 40, calls: int = 50) -> list[float]:
         """Microseconds that one call takes on the host, one number per block of calls. The device is idle at the start of a block, and its queue

@@ -118,6 +118,8 @@ def _bind_plain(inputs: Inputs) -> Call:
 def _bind_compiled(inputs: Inputs) -> Call:
     import torch
 
+    # Else the compiler gives up on one function after eight shapes, and runs it eagerly.
+    torch.compiler.reset()
     a, b = inputs["a"], inputs["b"]
     fused = torch.compile(_unfused, dynamic=False)
     return lambda: fused(a, b)

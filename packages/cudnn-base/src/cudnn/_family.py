@@ -13,6 +13,7 @@ FAMILY = Family(
         "TupleDict": "cudnn.tuple_dict:TupleDict",
         "datatypes": "cudnn.datatypes",
         "errors": "cudnn.errors",
+        "precompile": "cudnn.cache.precompile:precompile",
         "registry": "cudnn.registry",
     },
 )

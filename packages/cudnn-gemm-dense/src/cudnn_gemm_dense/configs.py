@@ -1,29 +1,61 @@
-"""Which configurations a dense problem is built in, and which of them runs for given extents."""
+"""Which configurations a dense problem is built in, and which of them runs for given extents.
+
+``compile()`` builds the few configurations of ``default_configs``; which one runs is decided by extents at each new shape, with ``predicted_cost``. The constants were measured on an H200
+(``docs/develop/kernel-notes.md``); results never depend on them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cudnn.cutedsl.gemm.config import GemmConfig
+from cudnn.cutedsl.gemm.config import SLAB_COLUMNS, GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
 
-GATED_COLUMNS = 64  # a gated epilogue takes a gate and an up slab of 32 columns each at a time
+GATED_COLUMNS = 2 * SLAB_COLUMNS  # a gated epilogue takes a gate and an up slab at a time
+
+SMS = 132
+TILE_OVERHEAD = 2500  # cycles of one tile besides its products: filling the pipeline, the epilogue's last slabs
+SPLIT_OVERHEAD = 1500  # cycles of adding up a shared tile
+LOAD_RATE = 56  # bytes a cycle that one SM takes in
+PRODUCT_RATE = 2048  # multiply-adds a cycle of one SM, 16-bit operands
 
 
 def unfit_reason(problem: GemmProblem, config: GemmConfig, *, gated: bool) -> str | None:
     """None if the kernel can run ``problem`` this way, else the reason why not."""
-    return config.supports(problem, columns_per_visit=GATED_COLUMNS) if gated else config.supports(problem)
+    return config.supports(problem, columns_per_visit=GATED_COLUMNS if gated else SLAB_COLUMNS)
 
 
 def default_configs(problem: GemmProblem, *, gated: bool = False) -> tuple[GemmConfig, ...]:
     """The configurations ``compile()`` builds when the caller gives none: those ``choose`` can answer with."""
-    config = GemmConfig(tile_m=128, tile_n=192 if not gated else 128)
-    reason = unfit_reason(problem, config, gated=gated)
-    if reason is not None:
-        raise ValueError(f"no default configuration for {problem}: {reason}")
-    return (config,)
+    if problem.promotes:
+        large = (GemmConfig(128, 192, 1, 1), GemmConfig(128, 128, 2, 1))
+    else:
+        # Two weight halves come in 32-row pieces, and 192 columns are three pairs of them: too few to deal out to two CTAs, so there A is shared instead.
+        wide = GemmConfig(128, 192, 2, 1, pingpong=True) if problem.b_parts == "single" else GemmConfig(128, 192, 1, 2, pingpong=True)
+        large = (wide, GemmConfig(128, 128, 2, 1, pingpong=True))
+    atoms = 1 if problem.promotes else 2
+    split = () if problem.acc_dtype != "float32" else (GemmConfig(64, 128, split_k=2), GemmConfig(64, 64, split_k=4))
+    candidates = (*large, GemmConfig(128, 64, k_atoms=atoms), *split)
+    fitting = tuple(c for c in candidates if unfit_reason(problem, c, gated=gated) is None)
+    if not fitting:
+        raise ValueError(f"no default configuration for {problem}: {unfit_reason(problem, candidates[0], gated=gated)}")
+    return fitting
+
+
+def predicted_cost(config: GemmConfig, m: int, n: int, k: int, batches: int, sms: int = SMS) -> float:
+    """Estimated cycles: waves of tiles, each as long as the slower of its products and its reads."""
+    clusters = -(-m // (config.tile_m * config.cluster_m)) * -(-n // (config.tile_n * config.cluster_n)) * batches
+    waves = -(-clusters // max(sms // config.cluster_size, 1))
+    products = config.tile_m * config.tile_n * k / PRODUCT_RATE
+    # What is multicast is read once for the cluster.
+    read = (config.tile_m / config.cluster_n + config.tile_n / config.cluster_m) * 2 * k / LOAD_RATE
+    overhead = TILE_OVERHEAD + (SPLIT_OVERHEAD if config.split_k > 1 else 0)
+    if config.pingpong:
+        # The epilogue runs beside the other consumer's products; a CTA with a single tile has nothing beside it, and half of its consumers idle.
+        overhead = overhead / 4 if waves > 1 else overhead + products / 2
+    return waves * (max(products, read) / config.split_k + overhead)
 
 
 def choose(configs: Sequence[GemmConfig], m: int, n: int, k: int, batches: int) -> GemmConfig:
-    """The configuration out of ``configs`` that runs for these extents."""
-    return configs[0]
+    """The configuration out of ``configs`` that runs for these extents: the one with the least predicted cost."""
+    return min(configs, key=lambda config: predicted_cost(config, m, n, k, batches))

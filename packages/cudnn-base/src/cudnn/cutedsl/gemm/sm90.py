@@ -60,8 +60,6 @@ class GemmSm90(LoopInvariant):
         self.threads = (1 + self.consumers) * WARPGROUP
         self.cluster = config.cluster_size
         self.exchange_values = config.exchange_bytes // 4
-        # Consumers pass the matrix cores on to each other: between tiles in pingpong, between steps where each step's sum is added up outside them.
-        self.takes_turns = config.pingpong or (problem.promotes and self.consumers == 2)
 
     @cute.jit
     def __call__(self, operands, tensors, scalars, max_clusters: Int32, stream):
@@ -207,12 +205,10 @@ class GemmSm90(LoopInvariant):
 
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.stages)
         place, turn, parity = self.scheduler.start(schedule, first), Int32(0), Int32(0)
-        if cutlass.const_expr(self.takes_turns):
+        if cutlass.const_expr(config.pingpong):
             if consumer == 1:
                 # Consumer 0 has the first turn.
                 cute.arch.barrier_arrive(barrier_id=ORDER_BARRIER, number_of_threads=2 * WARPGROUP)
-        if cutlass.const_expr(config.pingpong):
-            if consumer == 1:
                 state.advance(self.scheduler.steps(schedule, place))
                 place = self.scheduler.advance(schedule, place, step)
         while self.scheduler.more(schedule, place):
@@ -260,7 +256,7 @@ class GemmSm90(LoopInvariant):
     @cute.jit
     def multiply_tile(self, tiled_mma, ab, state, tCrA, tCrB, accumulators, partial, k_tiles: Int32, consumer: Int32):
         if cutlass.const_expr(self.problem.promotes):
-            state = self.multiply_promoted(tiled_mma, ab, state, tCrA, tCrB, accumulators, partial, k_tiles, consumer)
+            state = self.multiply_promoted(tiled_mma, ab, state, tCrA, tCrB, accumulators, partial, k_tiles)
         else:
             state = self.multiply(tiled_mma, ab, state, tCrA, tCrB, accumulators, k_tiles, consumer)
         return state
@@ -288,21 +284,13 @@ class GemmSm90(LoopInvariant):
         return state
 
     @cute.jit
-    def multiply_promoted(self, tiled_mma, ab, state, tCrA, tCrB, accumulators, partial, k_tiles: Int32, consumer: Int32):
-        """As ``multiply``, with each step's sum taken into float32 registers: the matrix cores add 8-bit products with fewer bits.
-
-        The two warpgroups take turns: one may issue when the other's last WGMMA of a step is all that is left in the matrix cores, and adds while the other multiplies.
-        """
+    def multiply_promoted(self, tiled_mma, ab, state, tCrA, tCrB, accumulators, partial, k_tiles: Int32):
+        """As ``multiply``, with each step's sum taken into float32 registers: the matrix cores add 8-bit products with fewer bits. While one warpgroup adds, the other multiplies."""
         accumulators.fill(0.0)
         for _ in cutlass.range(k_tiles, unroll=1):
             ab.consumer_wait(state)
-            if cutlass.const_expr(self.takes_turns):
-                cute.arch.barrier(barrier_id=ORDER_BARRIER + consumer, number_of_threads=2 * WARPGROUP)
             warpgroup.fence()
-            self.issue(tiled_mma, tCrA, tCrB, partial, state.index, True, self.takes_turns)
-            if cutlass.const_expr(self.takes_turns):
-                warpgroup.wait_group(1)
-                cute.arch.barrier_arrive(barrier_id=ORDER_BARRIER + 1 - consumer, number_of_threads=2 * WARPGROUP)
+            self.issue(tiled_mma, tCrA, tCrB, partial, state.index, True)
             warpgroup.wait_group(0)
             ab.consumer_release(state)
             accumulators.store(accumulators.load() + partial.load())
@@ -310,12 +298,10 @@ class GemmSm90(LoopInvariant):
         return state
 
     @cute.jit
-    def issue(self, tiled_mma, tCrA, tCrB, accumulators, stage: Int32, first: cutlass.Constexpr, last_apart: cutlass.Constexpr = False):
-        """WGMMAs of one step; the first step's overwrite ``accumulators``. One group, or the last one in a group of its own."""
+    def issue(self, tiled_mma, tCrA, tCrB, accumulators, stage: Int32, first: cutlass.Constexpr):
+        """WGMMAs of one step, committed as one group; the first step's overwrite ``accumulators``."""
         fresh, adding = tiled_mma
         for step in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
-            if cutlass.const_expr(last_apart and step == cute.size(tCrA, mode=[2]) - 1):
-                warpgroup.commit_group()
             coordinate = (None, None, step, stage)
             cute.gemm(fresh if first and step == 0 else adding, accumulators, tCrA[coordinate], tCrB[coordinate], accumulators)
         warpgroup.commit_group()

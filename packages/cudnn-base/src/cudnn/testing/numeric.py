@@ -26,7 +26,8 @@ def assert_as_accurate(name: str, result: torch.Tensor, reference: torch.Tensor,
         result: what is tested.
         reference: float32 or float64, not rounded.
         baseline: the same computation by torch in the working dtype.
-        factor: how much worse than the baseline the result may be, by relative norm. The rounding of ``result``'s own dtype is always allowed.
+        factor: how much worse than the baseline the result may be, by relative norm. The rounding of ``result``'s own dtype is always allowed, and
+            eight times that for float32.
 
     Raises:
         AssertionError: naming the output, the figures and the worst element.
@@ -37,8 +38,10 @@ def assert_as_accurate(name: str, result: torch.Tensor, reference: torch.Tensor,
     bad = int((~torch.isfinite(result)).sum())
     assert bad == 0, f"{name}: {bad} of {result.numel()} elements are not finite"
     eps = torch.finfo(result.dtype).eps
-    error, allowed = relative_error(result, reference), max(factor * relative_error(baseline, reference), eps)
-    assert error <= allowed, f"{name}: relative error {error:.3g}, allowed {allowed:.3g} ({factor} times the baseline's)"
+    # A float32 result carries the order of its sums as well, by chance more or less of it than the baseline.
+    floor = eps * (8 if result.dtype == torch.float32 else 1)
+    error, allowed = relative_error(result, reference), max(factor * relative_error(baseline, reference), floor)
+    assert error <= allowed, f"{name}: relative error {error:.3g}, allowed {allowed:.3g} ({factor} times the baseline's, {floor:.3g} at least)"
     if not reference.numel():
         return
     size = reference.double().square().mean().sqrt()

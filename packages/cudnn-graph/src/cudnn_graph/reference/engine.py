@@ -123,10 +123,16 @@ class ReferencePlan(CompiledPlan):
             values: dict[int, torch.Tensor] = {t.uid: torch.full(t.dim, t.scalar_value, dtype=torch_dtype(t.data_type), device=device) for t in self._constants}
             for tensor in self._inputs:
                 values[tensor.uid] = _read_input(tensor, variant_pack[tensor.uid], device)
+            read_from = {values[t.uid].untyped_storage().data_ptr() for t in self._inputs}
             for node in self._graph.nodes:
                 self._run_node(node, values)
+            results = []
             for tensor in self._outputs:
-                _write_output(tensor, variant_pack[tensor.uid], values[tensor.uid], device)
+                value = values[tensor.uid]
+                # A moved or converted input may still be a view of the caller's memory, which the first write can change.
+                results.append(value.clone() if value.untyped_storage().data_ptr() in read_from else value)
+            for tensor, value in zip(self._outputs, results, strict=True):
+                _write_output(tensor, variant_pack[tensor.uid], value, device)
 
     def _run_node(self, node: Node, values: dict[int, torch.Tensor]) -> None:
         from cudnn_graph.reference import pointwise

@@ -105,7 +105,7 @@ def _bind_plain(inputs: Inputs) -> Call:
     problem = GemmProblem(dtype, dtype)
     config = choose(default_configs(problem), a.shape[0], b.shape[0], a.shape[1], 1)
     kernel = KernelSpec("gemm", "cudnn_gemm_dense.plain:plain", problem, PlainOptions(dtype), config).build()
-    clusters = torch.cuda.get_device_properties(a.device).multi_processor_count // (config.cluster_m * config.cluster_n)
+    clusters = config.resident_clusters(torch.cuda.get_device_properties(a.device).multi_processor_count)
     d = torch.empty(a.shape[0], b.shape[0], 1, device=a.device, dtype=a.dtype)
 
     def call() -> torch.Tensor:

@@ -18,7 +18,6 @@ def swiglu_spec(problem: GemmProblem, options: SwigluOptions, config: GemmConfig
 def build_swiglu(problem: GemmProblem, options: SwigluOptions, config: GemmConfig) -> Callable[..., None]:
     """``kernel(a, b, ab12, c, alpha, stream)`` for tensors on the current device; ``b`` is (gate, up) where the weights are separate."""
     kernel = swiglu_spec(problem, options, config).build()
-    cluster = config.cluster_m * config.cluster_n
     clusters: dict[int | None, int] = {}
 
     def launch(a, b, ab12, c, alpha: float, stream: int) -> None:
@@ -27,7 +26,7 @@ def build_swiglu(problem: GemmProblem, options: SwigluOptions, config: GemmConfi
         if fit is None:
             from cudnn.device import device_info
 
-            fit = clusters[device] = max(device_info(device).sm_count // cluster, 1)
+            fit = clusters[device] = config.resident_clusters(device_info(device).sm_count)
         kernel((a, *b) if type(b) is tuple else (a, b), (ab12, c), (alpha,), fit, stream)
 
     return launch

@@ -61,6 +61,14 @@ class GemmConfig:
     def cluster_size(self) -> int:
         return self.cluster_m * self.cluster_n * self.split_k
 
+    def resident_clusters(self, sms: int) -> int:
+        """Clusters that a device of ``sms`` multiprocessors holds at once, one CTA each.
+
+        Multiprocessors come in pairs, so clusters of two always fill a device; groups of more than two have remainders (an H200 holds 32 clusters of four on 132).
+        """
+        clusters = sms // self.cluster_size
+        return max(clusters if self.cluster_size <= 2 else clusters - 1, 1)
+
     @property
     def rows_per_warpgroup(self) -> int:
         return self.tile_m if self.pingpong else self.tile_m // self.consumer_warpgroups

@@ -55,7 +55,7 @@ def plot(result: Mapping[str, Any], path: str) -> None:
     figure, axes = pyplot.subplots(len(groups), 1, figsize=(width, 1.3 + 3.4 * len(groups)), squeeze=False, layout="constrained")
     for axis, ((group, dtype), rows) in zip(axes[:, 0], groups.items(), strict=True):
         _panel(axis, group, dtype, rows, names, palette, parts, result)
-    handles = [pyplot.Rectangle((0, 0), 1, 1, color=palette[name], alpha=0.55 if name in parts else 1.0) for name in names]
+    handles: list[Any] = [pyplot.Rectangle((0, 0), 1, 1, color=palette[name], alpha=0.55 if name in parts else 1.0) for name in names]
     handles.append(pyplot.Line2D([], [], color="black", linewidth=1.2))
     texts = [titles[name] + (" (part of the work)" if name in parts else "") for name in names] + ["floor measured in the same run"]
     figure.legend(handles, texts, loc="outside lower center", ncols=2, frameon=False, fontsize=8)

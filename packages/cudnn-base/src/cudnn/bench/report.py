@@ -17,7 +17,7 @@ _COLUMNS = ("shape", "dtype", "candidate", "us", "TFLOP/s", "TB/s", "of floor", 
 
 def rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """One row of text per shape and candidate, under ``_COLUMNS``."""
-    table = []
+    table: list[tuple[str, ...]] = []
     for row in result["rows"]:
         first = (label(tuple(row["shape"])), row["dtype"])
         for name, entry in row["candidates"].items():
@@ -95,7 +95,9 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
         raise ValueError(f"compare: one file is of {a['op']}, the other of {b['op']}")
     key = lambda row: (tuple(row["shape"]), row["dtype"])  # noqa: E731
     before = {key(row): row for row in a["rows"]}
-    table, speedups, relative = [], {}, []
+    table: list[tuple[str, ...]] = []
+    speedups: dict[str, list[float]] = {}
+    relative: list[float] = []
     for row in b["rows"]:
         old = before.get(key(row))
         if old is None:

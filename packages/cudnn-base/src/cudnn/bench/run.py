@@ -93,7 +93,7 @@ def measure_shape(
         except Exception as error:  # one peer's failure is a fact about that peer
             entry.update(status="failed", reason=f"{type(error).__name__}: {error}")
     times = timer.measure(ready, repeats) if ready else {}
-    load = {}
+    load: Mapping[str, Any] = {}
     if times:
         slowest = max(times, key=lambda name: statistics.median(times[name]))
         timer.keep_busy(ready[slowest], statistics.median(times[slowest]))
@@ -133,7 +133,7 @@ def floor_us(flops: float, count: float, rates: Mapping[str, float]) -> float:
 
 def measure_host(paths: Sequence[HostPath], inputs: Inputs, timer: Timer) -> list[dict[str, Any]]:
     """Host cost of each call path: median and least microseconds per call over blocks of calls."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for path in paths:
         reason = path.missing()
         if reason is not None:

@@ -134,7 +134,7 @@ def build_all(
                 try:
                     data = pickle.dumps(spec)
                 except Exception as error:
-                    answer = {"status": "failed", "seconds": 0.0, "error": f"not picklable: {type(error).__name__}: {error}"}
+                    answer: dict[str, Any] = {"status": "failed", "seconds": 0.0, "error": f"not picklable: {type(error).__name__}: {error}"}
                 else:
                     if worker is None:
                         worker = _Worker(arch, environment or {})

@@ -45,16 +45,12 @@ class PrecompileReport:
         groups: dict[tuple[str, str], list[Outcome]] = {}
         for outcome in self.outcomes:
             groups.setdefault((outcome.spec.op, outcome.spec.dtype), []).append(outcome)
-        return [
-            (
-                op,
-                dtype,
-                len(group),
-                *(sum(o.status == status for o in group) for status in ("compiled", "cached", "failed")),
-                sum(o.seconds for o in group if o.status == "compiled"),
-            )
-            for (op, dtype), group in sorted(groups.items())
-        ]  # type: ignore[return-value]
+        rows: list[tuple[str, str, int, int, int, int, float]] = []
+        for (op, dtype), group in sorted(groups.items()):
+            compiled, cached, failed = (sum(outcome.status == status for outcome in group) for status in ("compiled", "cached", "failed"))
+            seconds = sum(outcome.seconds for outcome in group if outcome.status == "compiled")
+            rows.append((op, dtype, len(group), compiled, cached, failed, seconds))
+        return rows
 
     def as_dict(self) -> dict[str, Any]:
         """JSON data: the totals and every kernel."""
@@ -184,8 +180,8 @@ def _progress(total: int) -> Iterator[Callable[[Outcome], None]]:
 
 def _print_table(report: PrecompileReport) -> None:
     heads = ("operation", "dtype", "kernels", "compiled", "cached", "failed", "seconds")
-    body = [(op, dtype, str(n), str(c), str(h), str(f), f"{s:.1f}") for op, dtype, n, c, h, f, s in report.rows()]
-    total = (
+    body: list[tuple[str, ...]] = [(op, dtype, str(n), str(c), str(h), str(f), f"{s:.1f}") for op, dtype, n, c, h, f, s in report.rows()]
+    total: tuple[str, ...] = (
         "total",
         "",
         *(str(n) for n in (len(report.outcomes), report.count("compiled"), report.count("cached"), report.count("failed"))),

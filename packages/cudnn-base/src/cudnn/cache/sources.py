@@ -36,7 +36,7 @@ def _is_type_checking(test: ast.expr) -> bool:
 
 def _statements(source: bytes) -> list[tuple[int, str, tuple[str, ...]]]:
     """Every import of a module's source as (level, module, names); ``import a.b`` has no names."""
-    found = []
+    found: list[tuple[int, str, tuple[str, ...]]] = []
     stack: list[ast.AST] = [ast.parse(source)]
     while stack:
         node = stack.pop()
@@ -118,7 +118,7 @@ class SourceIndex:
         known = self._files.get(name)
         if known is not None and known[0] == signature and signature[1] is not None:
             return known[1], known[2]
-        data = spec.loader.get_data(spec.origin)  # type: ignore[union-attr]
+        data = spec.loader.get_data(spec.origin)  # type: ignore[union-attr, attr-defined]
         sha = hashlib.sha256(data).hexdigest()
         statements = self._memo.get(sha)
         if statements is None:

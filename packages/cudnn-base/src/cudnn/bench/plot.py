@@ -89,14 +89,10 @@ def _panel(
                 continue
             x = index - 0.41 + (place + 0.5) * step
             axis.bar(x, entry[field], 0.92 * step, color=palette[name], alpha=0.55 if name in parts else 1.0, zorder=2)
-            axis.annotate(
-                f"{entry[field]:.2f}" if bound_by_memory else f"{entry[field]:.0f}",
-                (x, entry[field]),
-                (0, 2),
-                textcoords="offset points",
-                ha="center",
-                fontsize=7,
-            )
+            # On a white ground and above the floor's line, which often runs through the numbers.
+            ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6}
+            number = f"{entry[field]:.2f}" if bound_by_memory else f"{entry[field]:.0f}"
+            axis.annotate(number, (x, entry[field]), (0, 3), textcoords="offset points", ha="center", fontsize=7, zorder=4, bbox=ground)
             top = max(top, entry[field])
         floor = row[amount] / row["floor_us"] / 1e6
         axis.hlines(floor, index - 0.43, index + 0.43, color="black", linewidth=1.2, zorder=3)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-import cudnn
 import pytest
+
+import cudnn
 from cudnn_graph.enums import convolution_mode
 
 torch = pytest.importorskip("torch")

@@ -6,8 +6,9 @@ import copy
 import inspect
 import json
 
-import cudnn
 import pytest
+
+import cudnn
 from cudnn_graph.builders.pointwise import PointwiseMethods
 from cudnn_graph.enums import convolution_mode
 from cudnn_graph.tensor import channels_last, packed_like, row_major

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import threading
 
-import cudnn
 import pytest
+
+import cudnn
 from cudnn_graph.engines import registry as engines
 from cudnn_graph.engines.base import CompiledPlan, Engine, PlanConfig
 

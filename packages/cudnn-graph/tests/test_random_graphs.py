@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import cudnn
 import pytest
+
+import cudnn
 from cudnn_graph.tensor import packed_like
 
 torch = pytest.importorskip("torch")

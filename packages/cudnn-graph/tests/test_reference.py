@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-import cudnn
 import pytest
+
+import cudnn
 from cudnn_graph.dtypes import torch_dtype
 from cudnn_graph.enums import convolution_mode
 from cudnn_graph.tensor import channels_last

@@ -149,9 +149,9 @@ class Graph:
         if name in self._names:
             raise ValueError(f"node name '{name}' is taken; names of nodes in a cudnn.Graph are unique")
         method: Callable = getattr(graph, op)
-        kwargs = {key: self._argument(value, f"{name}::{key}") for key, value in kwargs.items()}
-        kwargs["name"] = name
-        result = method(*(self._argument(value, f"{name}::{i}") for i, value in enumerate(args)), **kwargs)
+        operands = [self._argument(value, f"{name}::{i}") for i, value in enumerate(args)]
+        options = {key: self._argument(value, f"{name}::{key}") for key, value in kwargs.items()}
+        result = method(*operands, **{**options, "name": name})
         self._names.add(name)
         return result
 

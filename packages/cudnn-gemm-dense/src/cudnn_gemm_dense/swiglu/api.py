@@ -59,14 +59,12 @@ class GemmSwiglu(APIBase):
 
     Tensors (all three axes present; L = 1 is a trailing unit axis):
 
-    ========  ===========  =======================  ==========================================================
-    name      shape        compact strides          dtypes
-    ========  ===========  =======================  ==========================================================
-    a_tensor  (M, K, L)    k-major or m-major       float16, bfloat16, float32, float8_e4m3fn, float8_e5m2
-    b_tensor  (N, K, L)    k-major or n-major       as A
-    ab12      (M, N, L)    n-major or m-major       float32, float16, bfloat16 (float16 sums: the last two)
-    c         (M, N/2, L)  as AB12                  float16, bfloat16
-    ========  ===========  =======================  ==========================================================
+    | name     | shape       | compact strides    | dtypes                                                   |
+    |----------|-------------|--------------------|----------------------------------------------------------|
+    | a_tensor | (M, K, L)   | k-major or m-major | float16, bfloat16, float32, float8_e4m3fn, float8_e5m2   |
+    | b_tensor | (N, K, L)   | k-major or n-major | as A                                                     |
+    | ab12     | (M, N, L)   | n-major or m-major | float32, float16, bfloat16 (float16 sums: the last two)  |
+    | c        | (M, N/2, L) | as AB12            | float16, bfloat16                                        |
 
     The contiguous extent of each is a multiple of 16 bytes, and its address too. On compute capability 9.0 the kernel takes float16 and bfloat16
     operands with float32 sums; CPU tensors go to the reference, which takes all of the table.
@@ -202,6 +200,11 @@ class GemmSwiglu(APIBase):
             f"gemm_swiglu: {missing} not implemented yet by the kernel for compute capability 9.0, which takes {' and '.join(KERNEL_DTYPES)} with float32 sums; "
             'cast, or pass backend="reference"'
         )
+
+    @property
+    def selected_backend(self) -> str | None:
+        """What runs: "sm90" (the kernel) or "reference"; None before ``check_support`` has passed."""
+        return self._selected
 
     def compile(self) -> None:
         """Build the kernels (or take them from the cache). Does nothing when that has been done; safe to call from several threads.
@@ -420,7 +423,12 @@ def gemm_swiglu_wrapper(
     Raises:
         As ``GemmSwiglu.check_support``, before anything is allocated.
     """
-    import torch
+    try:
+        import torch
+    except ModuleNotFoundError:
+        # Without torch no argument can be torch's: say what is wrong with it rather than that torch is missing.
+        require_torch_like("gemm_swiglu_wrapper", {"a_tensor": a_tensor})
+        raise
 
     if type(alpha) is not float:
         alpha = checks.as_scalar("alpha", alpha)

@@ -427,7 +427,7 @@ def gemm_swiglu_wrapper(
         import torch
     except ModuleNotFoundError:
         # Without torch no argument can be torch's: say what is wrong with it rather than that torch is missing.
-        require_torch_like("gemm_swiglu_wrapper", {"a_tensor": a_tensor})
+        checks.require_tensors("gemm_swiglu_wrapper", [("a_tensor", a_tensor)])
         raise
 
     if type(alpha) is not float:

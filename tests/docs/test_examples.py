@@ -1,0 +1,43 @@
+"""The example programs, as a newcomer runs them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the examples are written with torch")
+pytest.importorskip("cudnn_gemm_dense", reason="the examples use the dense family")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300, cwd=ROOT, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_swiglu_mlp_on_a_cpu(dtype: str) -> None:
+    started = time.monotonic()
+    output = run("-W", "error", "examples/swiglu_mlp.py", "--device", "cpu", "--dtype", dtype)
+    assert time.monotonic() - started < 60
+    assert "512 tokens of this repository's text, hidden 512, intermediate 1792" in output
+    assert "by the reference engine (plain torch)" in output
+    found = re.findall(r"^(unfused \(torch\)|gemm_swiglu) +([\d.e+-]+) +([\d.]+) +([\d.]+)$", output, re.MULTILINE)
+    assert [row[0] for row in found] == ["unfused (torch)", "gemm_swiglu"]
+    (_, unfused_error, *_), (_, fused_error, *_) = found
+    unit = {"bfloat16": 2**-8, "float16": 2**-11}[dtype]
+    assert 0 < float(fused_error) <= 1.1 * float(unfused_error) < 4 * unit
+    assert all(float(row[2]) > 0 for row in found) and found[0][3] == "1.00"
+
+
+def test_swiglu_mlp_takes_other_sizes() -> None:
+    output = run("examples/swiglu_mlp.py", "--device", "cpu", "--tokens", "33", "--hidden", "64", "--intermediate", "88")
+    assert "33 tokens of this repository's text, hidden 64, intermediate 88" in output

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cudnn import checks
 from cudnn.api_base import APIBase
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
@@ -15,7 +16,6 @@ from cudnn.reference import GLU_LAYOUTS
 from cudnn.streams import as_torch_stream, launch_handle, record_streams, stream_context
 from cudnn.tensors import check_alignment, check_same_device, is_jax_array, is_torch_tensor, metadata
 from cudnn.tuple_dict import TupleDict
-from cudnn_gemm_dense import checks
 from cudnn_gemm_dense.configs import choose, default_configs, unfit_reason
 from cudnn_gemm_dense.runtime import Memo
 from cudnn_gemm_dense.swiglu.arguments import Options, describe_outputs, is_hashable, tensor_key
@@ -112,18 +112,7 @@ class GemmSwiglu(APIBase):
         if glu_layout not in GLU_LAYOUTS:
             raise ValueError(f"glu_layout: found {glu_layout!r}, needs one of {', '.join(map(repr, GLU_LAYOUTS))}")
         self._tensors = SwigluTensors.of(sample_metadata, sample_a, sample_b, sample_ab12, sample_c, glu_layout)
-        scales = {
-            "sfa_tensor": sample_sfa,
-            "sfb_tensor": sample_sfb,
-            "amax_tensor": sample_amax,
-            "sfc_tensor": sample_sfc,
-            "norm_const_tensor": sample_norm_const,
-        }
-        self._scales = None
-        if any(t is not None for t in scales.values()):
-            self._scales = ScaleOperands(
-                *(None if t is None else sample_metadata(name, t) for name, t in scales.items()), checks.as_integer("sf_vec_size", sf_vec_size)
-            )
+        self._scales = ScaleOperands.of(sample_sfa, sample_sfb, sample_amax, sample_sfc, sample_norm_const, sf_vec_size)
         self.alpha = checks.as_scalar("alpha", alpha)
         self.acc_dtype = checks.required_dtype("acc_dtype", acc_dtype)
         self.mma_tiler_mn = checks.as_pair("mma_tiler_mn", mma_tiler_mn)

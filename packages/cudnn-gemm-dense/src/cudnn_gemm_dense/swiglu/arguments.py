@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cudnn import checks
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.tensor_desc import TensorDesc
-from cudnn_gemm_dense import checks
 from cudnn_gemm_dense.swiglu.block_scaled import scale_shapes
 from cudnn_gemm_dense.swiglu.shapes import OUT_MODES, describe, name_b, sample_metadata
 
@@ -34,24 +33,24 @@ class Options(NamedTuple):
     @classmethod
     def of(cls, options: tuple[Any, ...]) -> Options:
         """From the arguments as given; ValueError naming the first that is none of its kind."""
-        o = cls(*options)
+        o = cls._make(options)
         if o.c_major not in OUT_MODES:
             raise ValueError(f"c_major: found {o.c_major!r}, needs 'n' or 'm'")
-        return cls(
-            o.c_major,
-            *(checks.required_dtype(name, getattr(o, name)) for name in ("ab12_dtype", "c_dtype", "acc_dtype")),
-            checks.as_pair("mma_tiler_mn", o.mma_tiler_mn),
-            None if o.cluster_shape_mn is None else checks.as_pair("cluster_shape_mn", o.cluster_shape_mn),
-            checks.as_integer("sf_vec_size", o.sf_vec_size),
-            bool(o.vector_f32),
-            checks.as_integer("ab12_stages", o.ab12_stages),
-            o.glu_layout,
-            o.backend,
-            None if o.config is None else GemmConfig.of(o.config),
+        return o._replace(
+            ab12_dtype=checks.required_dtype("ab12_dtype", o.ab12_dtype),
+            c_dtype=checks.required_dtype("c_dtype", o.c_dtype),
+            acc_dtype=checks.required_dtype("acc_dtype", o.acc_dtype),
+            mma_tiler_mn=checks.as_pair("mma_tiler_mn", o.mma_tiler_mn),
+            cluster_shape_mn=None if o.cluster_shape_mn is None else checks.as_pair("cluster_shape_mn", o.cluster_shape_mn),
+            sf_vec_size=checks.as_integer("sf_vec_size", o.sf_vec_size),
+            vector_f32=bool(o.vector_f32),
+            ab12_stages=checks.as_integer("ab12_stages", o.ab12_stages),
+            config=None if o.config is None else GemmConfig.of(o.config),
         )
 
 
-def tensor_key(a: torch.Tensor, b: torch.Tensor | Sequence[torch.Tensor]) -> tuple[Any, ...]:
+def tensor_key(a: torch.Tensor, b: Any) -> tuple[Any, ...]:
+    """What of A and B (a tensor, or a pair) decides how a call runs."""
     if isinstance(b, (tuple, list)):
         return (a.shape, a.stride(), a.dtype, a.get_device(), *((half.shape, half.stride(), half.dtype, half.get_device()) for half in b))
     return a.shape, a.stride(), a.dtype, a.get_device(), b.shape, b.stride(), b.dtype, b.get_device()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from cudnn import checks
 from cudnn.api_base import ceil_div
 from cudnn.fp4 import logical_geometry
 from cudnn.tensors import Metadata
-from cudnn_gemm_dense import checks
-from cudnn_gemm_dense.swiglu.shapes import Extents, SwigluTensors
+from cudnn_gemm_dense.swiglu.shapes import Extents, SwigluTensors, sample_metadata
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 FP4 = "float4_e2m1fn"
@@ -25,6 +25,13 @@ class ScaleOperands(NamedTuple):
     sfc: Metadata | None
     norm_const: Metadata | None
     sf_vec_size: int
+
+    @classmethod
+    def of(cls, sfa: Any, sfb: Any, amax: Any, sfc: Any, norm_const: Any, sf_vec_size: Any) -> ScaleOperands | None:
+        """From the samples; None where none is given, which is the standard mode."""
+        names = ("sfa_tensor", "sfb_tensor", "amax_tensor", "sfc_tensor", "norm_const_tensor")
+        found = [None if t is None else sample_metadata(name, t) for name, t in zip(names, (sfa, sfb, amax, sfc, norm_const), strict=True)]
+        return None if found == [None] * 5 else cls(*found, sf_vec_size=checks.as_integer("sf_vec_size", sf_vec_size))
 
 
 def as_logical(tensors: SwigluTensors) -> SwigluTensors:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from cudnn.cutedsl.epilogue.gated import Gated
 from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.datatypes import cutlass_dtype
-
 from cudnn_gemm_dense.swiglu.options import SwigluOptions
 
 

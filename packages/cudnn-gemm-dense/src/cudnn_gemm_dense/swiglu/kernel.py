@@ -7,7 +7,6 @@ from collections.abc import Callable
 from cudnn.cutedsl.compile import KernelSpec
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
-
 from cudnn_gemm_dense.swiglu.options import SwigluOptions
 
 

@@ -39,10 +39,9 @@ def gemm_swiglu_reference(
     """
     import torch
 
-    if glu_layout == "separate":
-        s = torch.cat([matmul(a, half, compute_dtype=compute_dtype) for half in b], dim=1)
-    else:
-        s = matmul(a, b, compute_dtype=compute_dtype)
+    halves = [b] if isinstance(b, torch.Tensor) else b
+    parts = [matmul(a, half, compute_dtype=compute_dtype) for half in halves]
+    s = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
     if acc_dtype == "float16":
         s = (s.half() * alpha).to(s.dtype)
     else:

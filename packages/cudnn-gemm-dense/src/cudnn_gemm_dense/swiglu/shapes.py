@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from cudnn import checks
 from cudnn.tensor_desc import TensorDesc
 from cudnn.tensors import Metadata, is_jax_array, metadata, require_torch_like
-from cudnn_gemm_dense import checks
 
 A_MODES, B_MODES, OUT_MODES = ("m", "k"), ("n", "k"), ("m", "n")
 B_NAMES = ("b_tensor",), ("b_tensor[0] (gate)", "b_tensor[1] (up)")

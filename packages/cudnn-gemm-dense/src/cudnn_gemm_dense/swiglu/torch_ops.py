@@ -12,6 +12,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from cudnn.checks import as_pair
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.datatypes import torch_dtype
 from cudnn_gemm_dense.runtime import Memo
@@ -66,8 +67,8 @@ def gemm_swiglu(
         ab12_dtype,
         c_dtype,
         acc_dtype,
-        tuple(mma_tiler_mn),
-        None if cluster_shape_mn is None else tuple(cluster_shape_mn),
+        as_pair("mma_tiler_mn", mma_tiler_mn),
+        None if cluster_shape_mn is None else as_pair("cluster_shape_mn", cluster_shape_mn),
         glu_layout=glu_layout,
         backend=backend,
         config=_config(config),

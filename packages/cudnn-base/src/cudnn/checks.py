@@ -1,4 +1,4 @@
-"""Host checks that the dense operations share. Everything here works on metadata; nothing reads a tensor's memory."""
+"""Host checks that the operations of every family share. Everything here works on metadata; nothing reads a tensor's memory."""
 
 from __future__ import annotations
 

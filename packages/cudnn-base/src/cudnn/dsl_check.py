@@ -28,6 +28,7 @@ INSTALL = 'pip install "cudnn-base[cutedsl]"'
 
 _MAIN = "nvidia-cutlass-dsl"
 _CUDA_LIBRARIES = f"{_MAIN}-libs-cu"
+_PARTS = (_MAIN, *(f"{_MAIN}-libs-{part}" for part in ("base", "core", "cu12", "cu13")))
 # One attribute of each part of the DSL that the kernels stand on; the compiler itself (libs-base) and its Python side (libs-core) are different distributions.
 _PROBES = (
     ("cutlass", "Float32", "nvidia-cutlass-dsl-libs-core"),
@@ -44,11 +45,13 @@ def dsl_distributions() -> dict[str, str]:
     import importlib_metadata
 
     found: dict[str, str] = {}
-    for distribution in importlib_metadata.distributions():
-        name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
-        if name == _MAIN or name.startswith(f"{_MAIN}-libs-"):
-            found.setdefault(name, distribution.version)
-    return dict(sorted(found.items()))
+    # By name: reading the metadata of everything that is installed takes a good part of a first call.
+    for name in _PARTS:
+        try:
+            found[name] = importlib_metadata.version(name)
+        except importlib_metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 def dsl_problem() -> str | None:
@@ -146,8 +149,7 @@ def _changed_files(found: dict[str, str]) -> dict[str, tuple[str, str]]:
 
 def _reinstall(version: str) -> str:
     # All parts at once and by file content: pip keeps a part whose version already fits, damaged or not.
-    parts = sorted({_MAIN, *dsl_distributions(), *(f"{_MAIN}-libs-{part}" for part in ("base", "core", "cu12", "cu13"))})
-    return f"Reinstall all of it with: pip install --force-reinstall --no-cache-dir --no-deps {' '.join(f'{part}=={version}' for part in parts)}"
+    return f"Reinstall all of it with: pip install --force-reinstall --no-cache-dir --no-deps {' '.join(f'{part}=={version}' for part in _PARTS)}"
 
 
 def _release(version: str) -> tuple[int, ...]:

@@ -71,7 +71,7 @@ class KernelSpec:
         from cudnn.dsl_check import require_dsl
 
         require_dsl(self.op)
-        sources = ("cudnn.cutedsl.gemm.sm90", self.fusion.split(":")[0])
+        sources = ("cudnn.cutedsl.compile", "cudnn.cutedsl.gemm.sm90", self.fusion.split(":")[0])
         result = fetch(self.fields(), sources, build=self.compile, dump=_dump, load=_load, label=self.label)
         return result.function if isinstance(result, Compiled) else result
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +21,8 @@ def full_float32() -> Iterator[None]:
     """
     import torch
 
-    backends = [b for b in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul) if b.fp32_precision not in ("none", "ieee")]
+    matmuls: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    backends = [b for b in matmuls if b.fp32_precision not in ("none", "ieee")]
     if not backends:
         yield
         return

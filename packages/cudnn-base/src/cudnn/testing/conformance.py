@@ -401,7 +401,7 @@ class GemmConformanceCuda(GemmConformance):
                 if through == "class":
                     op.execute(**inputs, **outputs[i])
                 else:
-                    outputs[i] = self.wrapper(inputs)
+                    outputs[i] = dict(self.wrapper(inputs).items())
         for _ in range(3):
             for inputs in sets:
                 fresh = self.inputs(*extents)

@@ -29,9 +29,20 @@ class ScaleOperands(NamedTuple):
     @classmethod
     def of(cls, sfa: Any, sfb: Any, amax: Any, sfc: Any, norm_const: Any, sf_vec_size: Any) -> ScaleOperands | None:
         """From the samples; None where none is given, which is the standard mode."""
-        names = ("sfa_tensor", "sfb_tensor", "amax_tensor", "sfc_tensor", "norm_const_tensor")
-        found = [None if t is None else sample_metadata(name, t) for name, t in zip(names, (sfa, sfb, amax, sfc, norm_const), strict=True)]
-        return None if found == [None] * 5 else cls(*found, sf_vec_size=checks.as_integer("sf_vec_size", sf_vec_size))
+        if sfa is sfb is amax is sfc is norm_const is None:
+            return None
+
+        def read(name: str, t: Any) -> Metadata | None:
+            return None if t is None else sample_metadata(name, t)
+
+        return cls(
+            read("sfa_tensor", sfa),
+            read("sfb_tensor", sfb),
+            read("amax_tensor", amax),
+            read("sfc_tensor", sfc),
+            read("norm_const_tensor", norm_const),
+            checks.as_integer("sf_vec_size", sf_vec_size),
+        )
 
 
 def as_logical(tensors: SwigluTensors) -> SwigluTensors:

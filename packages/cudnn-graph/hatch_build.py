@@ -32,7 +32,9 @@ def find_compiler() -> list[str]:
         found = shutil.which(name)
         if found:
             return [found]
-    raise RuntimeError("building cudnn-graph needs a C++17 compiler: none of c++, g++, clang++ is on PATH and CXX is not set (for example: apt-get install g++)")
+    raise RuntimeError(
+        "building cudnn-graph needs a C++17 compiler: none of c++, g++, clang++ is on PATH and CXX is not set (for example: apt-get install g++)"
+    )
 
 
 def compile_extension(sources: list[Path], output: Path) -> None:

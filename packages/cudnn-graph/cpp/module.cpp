@@ -323,6 +323,15 @@ PYBIND11_MODULE(_ext, module) {
         .def_property_readonly("finalized", &Descriptor::finalized)
         .def_property_readonly("address", [](const Descriptor& self) { return to_address(self.raw()); });
 
+    module.def(
+        "execute",
+        [](std::uintptr_t handle, const Descriptor& plan, const Descriptor& pack, std::uintptr_t context) {
+            ContextGuard guard(to_pointer(context));
+            check(library().execute(to_pointer(handle), plan.raw(), pack.raw()), "cudnnBackendExecute");
+        },
+        py::arg("handle"), py::arg("plan"), py::arg("variant_pack"), py::arg("context") = 0, py::call_guard<py::gil_scoped_release>(),
+        "cudnnBackendExecute with descriptors made by hand.");
+
     py::enum_<Slot::Source>(module, "Source", "Where the address of a tensor comes from at execute.")
         .value("CALLER", Slot::Source::caller)
         .value("HOST", Slot::Source::host)

@@ -97,11 +97,15 @@ def test_public_enums_translate_completely() -> None:
 @pytest.mark.parametrize(
     "method, number",
     [
-        *zip("abs ceil cos exp floor log neg rsqrt sin sqrt tan erf identity reciprocal".split(), (10, 11, 12, 13, 14, 15, 16, 17, 18, 4, 19, 20, 21, 22)),
-        *zip("add mul sub div add_square logical_and logical_or bias scale max min mod pow".split(), (0, 1, 9, 6, 5, 400, 401, 0, 1, 3, 2, 7, 8)),
-        *zip("relu tanh sigmoid elu gelu softplus swish gelu_approx_tanh".split(), range(100, 108)),
-        *zip("cmp_eq cmp_neq cmp_gt cmp_ge cmp_lt cmp_le".split(), range(300, 306)),
-        *zip((f"{name}_backward" for name in "relu tanh sigmoid elu gelu softplus swish gelu_approx_tanh".split()), range(200, 208)),
+        *zip(
+            "abs ceil cos exp floor log neg rsqrt sin sqrt tan erf identity reciprocal".split(),
+            (10, 11, 12, 13, 14, 15, 16, 17, 18, 4, 19, 20, 21, 22),
+            strict=True,
+        ),
+        *zip("add mul sub div add_square logical_and logical_or bias scale max min mod pow".split(), (0, 1, 9, 6, 5, 400, 401, 0, 1, 3, 2, 7, 8), strict=True),
+        *zip("relu tanh sigmoid elu gelu softplus swish gelu_approx_tanh".split(), range(100, 108), strict=True),
+        *zip("cmp_eq cmp_neq cmp_gt cmp_ge cmp_lt cmp_le".split(), range(300, 306), strict=True),
+        *zip((f"{name}_backward" for name in "relu tanh sigmoid elu gelu softplus swish gelu_approx_tanh".split()), range(200, 208), strict=True),
         ("leaky_relu", 100),
         ("leaky_relu_backward", 200),
         ("gen_index", 501),

@@ -74,7 +74,7 @@ result = [scalar, log()]
     scalar, (_, first, second) = result
     uids = sorted([900, 30, 31, 5, scalar])
     assert first["uids"] == uids and first["engine"] == 1 and first["stream"] == 4096
-    by_uid = dict(zip(first["uids"], first["pointers"]))
+    by_uid = dict(zip(first["uids"], first["pointers"], strict=True))
     assert (by_uid[900], by_uid[30], by_uid[5]) == (80, 96, 112)
     order = [uid for uid in uids if uid in (scalar, 31)]
     assert first["values"] == [2.5 if uid == scalar else 0.25 for uid in order]
@@ -253,7 +253,7 @@ g.execute({"x": 1024, "b": 32, "y": 48}, 64)
 result = [left.uid, x.uid, log()[-1], failure(g.execute, {"b": 32, "y": 48}, 64)]
 """)
     view, source, run, missing = result
-    by_uid = dict(zip(run["uids"], run["pointers"]))
+    by_uid = dict(zip(run["uids"], run["pointers"], strict=True))
     assert by_uid[view] == by_uid[source] + 2 * (8 * 64 + 16)
     assert missing == [["ValueError", "Exception", "BaseException", "object"], f"missing a buffer for tensor uid {source} ('x')"]
 

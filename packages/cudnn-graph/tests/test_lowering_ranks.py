@@ -68,7 +68,7 @@ def compare(g: pygraph, *, rank: int | None = TARGET) -> list[Step]:
     for step in before:
         for value in step.values():
             if not value.is_virtual:
-                span = 1 + sum((extent - 1) * stride for extent, stride in zip(value.dims, value.strides))
+                span = 1 + sum((extent - 1) * stride for extent, stride in zip(value.dims, value.strides, strict=True))
                 buffers[value.uid] = torch.randn(span, generator=generator, dtype=torch.float64)
     copies = {uid: buffer.clone() for uid, buffer in buffers.items()}
     run(before, buffers)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -116,7 +117,9 @@ def test_constants_are_part_of_the_descriptor(operations: Callable) -> None:
     assert Attr.TENSOR_CONSTANT_VALUE not in add[Attr.OPERATION_POINTWISE_BDESC].attributes
     buffers = {value.uid: value for value in lower(g, NEW).buffers()}
     assert constant.uid not in buffers and buffers[runtime.uid].scalar == 7 and buffers[runtime.uid].dtype is INT32
-    with pytest.raises(RuntimeError, match=r"COMPILE_TIME_CONST, which needs cuDNN 9.22.0 or newer; the loaded library is 9.19.0: use cudnn.scalar_type.RUNTIME_PARAM"):
+    with pytest.raises(
+        RuntimeError, match=r"COMPILE_TIME_CONST, which needs cuDNN 9.22.0 or newer; the loaded library is 9.19.0: use cudnn.scalar_type.RUNTIME_PARAM"
+    ):
         lower(g, OLD)
 
 
@@ -373,7 +376,15 @@ def test_rmsnorm_without_scale_and_its_gradients(operations: Callable) -> None:
                 tensor.set_output(True)
         (op,) = operations(g)
         assert typed(op) == {Attr.OPERATION_NORM_BWD_MODE: (Type.NORM_MODE, 4)}
-        expected = {"XDESC": x, "DYDESC": dy, "SCALE_DESC": scale, "INV_VARIANCE_DESC": inverse, "DXDESC": outputs[0], "DSCALE_DESC": outputs[1], "DBIAS_DESC": outputs[2]}
+        expected = {
+            "XDESC": x,
+            "DYDESC": dy,
+            "SCALE_DESC": scale,
+            "INV_VARIANCE_DESC": inverse,
+            "DXDESC": outputs[0],
+            "DSCALE_DESC": outputs[1],
+            "DBIAS_DESC": outputs[2],
+        }
         assert connections(op) == norm_attributes(B, **expected)
         assert (outputs[2] is not None) is has_dbias
 
@@ -390,7 +401,16 @@ def test_norms_backward(operations: Callable, method: str, mode: int) -> None:
         tensor.set_output(True)
     (op,) = operations(g)
     assert op.kind == Desc.OPERATION_NORM_BACKWARD and typed(op) == {Attr.OPERATION_NORM_BWD_MODE: (Type.NORM_MODE, mode)}
-    expected = {"XDESC": x, "DYDESC": dy, "SCALE_DESC": scale, "MEAN_DESC": mean, "INV_VARIANCE_DESC": inverse, "DXDESC": dx, "DSCALE_DESC": dscale, "DBIAS_DESC": dbias}
+    expected = {
+        "XDESC": x,
+        "DYDESC": dy,
+        "SCALE_DESC": scale,
+        "MEAN_DESC": mean,
+        "INV_VARIANCE_DESC": inverse,
+        "DXDESC": dx,
+        "DSCALE_DESC": dscale,
+        "DBIAS_DESC": dbias,
+    }
     assert connections(op) == norm_attributes(B, **expected)
 
 
@@ -433,7 +453,7 @@ def test_batchnorm_inference_becomes_pointwise_operations(operations: Callable) 
     made = operations(g)
     assert [op[Attr.OPERATION_POINTWISE_PW_DESCRIPTOR][Attr.POINTWISE_MODE] for op in made] == [9, 1, 1, 0]
     assert [uid(op[Attr.OPERATION_POINTWISE_BDESC]) for op in made] == [mean.uid, inverse.uid, scale.uid, bias.uid]
-    for before, after in zip(made, made[1:]):
+    for before, after in itertools.pairwise(made):
         link = before[Attr.OPERATION_POINTWISE_YDESC]
         assert link is after[Attr.OPERATION_POINTWISE_XDESC] and link[Attr.TENSOR_IS_VIRTUAL] and link[Attr.TENSOR_DATA_TYPE] == 0
         assert uid(link) not in g.tensors
@@ -504,7 +524,10 @@ def test_grouped_matmul(operations: Callable, mode: str, number: int) -> None:
     out = g.moe_grouped_matmul(token, weight, offsets, mode=e.moe_grouped_matmul_mode[mode], **more).set_output(True)
     (op,) = operations(g)
     assert op.kind == Desc.OPERATION_MOE_GROUPED_MATMUL
-    expected = {Attr.OPERATION_MOE_GROUPED_MATMUL_MODE: (Type.MOE_GROUPED_MATMUL_MODE, number), Attr.OPERATION_MOE_GROUPED_MATMUL_MATH_PREC: (Type.DATA_TYPE, 0)}
+    expected = {
+        Attr.OPERATION_MOE_GROUPED_MATMUL_MODE: (Type.MOE_GROUPED_MATMUL_MODE, number),
+        Attr.OPERATION_MOE_GROUPED_MATMUL_MATH_PREC: (Type.DATA_TYPE, 0),
+    }
     if mode == "SCATTER":
         expected[Attr.OPERATION_MOE_GROUPED_MATMUL_TOP_K] = (Type.INT32, 2)
     assert typed(op) == expected
@@ -518,7 +541,9 @@ def test_grouped_matmul(operations: Callable, mode: str, number: int) -> None:
         TOKEN_INDEX_DESC=more.get("token_index"),
         TOKEN_KS_DESC=more.get("token_ks"),
     )
-    with pytest.raises(cudnnGraphNotSupportedError, match=r"node 'moe_grouped_matmul.0' \(moe_grouped_matmul\) needs cuDNN 9.15.0 or newer; the loaded library is 9.14.2"):
+    with pytest.raises(
+        cudnnGraphNotSupportedError, match=r"node 'moe_grouped_matmul.0' \(moe_grouped_matmul\) needs cuDNN 9.15.0 or newer; the loaded library is 9.14.2"
+    ):
         lower(g, 91402)
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from cudnn_graph import library
 from cudnn_graph.constants import HEUR_MODE, KNOB, KNOB_PUBLIC, RETENTION, Attr, Desc, Type
 from cudnn_graph.descriptors import backend_error, is_not_supported, make_operation_graph
-from cudnn_graph.engines.base import BACKEND_ENGINE_IDS, CompiledPlan, Engine, ExecutionContext, PlanConfig
 from cudnn_graph.engines.backend_plan import BackendPlan, slots_of
+from cudnn_graph.engines.base import BACKEND_ENGINE_IDS, CompiledPlan, Engine, ExecutionContext, PlanConfig
 from cudnn_graph.enums import behavior_note, cuda_graph_retention, heur_mode, is_frontend_knob_type, knob_type, numerical_note
 from cudnn_graph.errors import cudnnGraphNotSupportedError
 from cudnn_graph.handle import Handle, default_handle, to_backend_handle
@@ -250,7 +250,7 @@ class BackendEngine(Engine):
             raise backend_error(error, f"knobs of engine {engine_id}") from error
         return result
 
-    def make_config(self, graph: pygraph, engine_id: int, knobs: Mapping[int, int]) -> PlanConfig:
+    def make_config(self, graph: pygraph, engine_id: int, knobs: Mapping[Any, int]) -> PlanConfig:
         """The plan of an explicit engine and knobs (the library's numbers).
 
         Raises:
@@ -275,11 +275,11 @@ class BackendEngine(Engine):
             raise backend_error(error, f"engine {engine_id} with knobs {dict(knobs)}") from error
         return self._read_config(config)
 
-    def knobs_to_public(self, knobs: Mapping[int, int]) -> dict[knob_type, int]:
+    def knobs_to_public(self, knobs: Mapping[Any, int]) -> dict[knob_type, int]:
         """The library's knobs by their public names; those without one (superseded ones) are left out."""
         return {KNOB_PUBLIC[kind]: value for kind, value in knobs.items() if kind in KNOB_PUBLIC}
 
-    def knobs_from_public(self, knobs: Mapping[knob_type, int]) -> dict[int, int]:
+    def knobs_from_public(self, knobs: Mapping[knob_type, int]) -> dict[Any, int]:
         """Public knobs as the library's. ValueError for those that only Python engines have."""
         result = {}
         for kind, value in knobs.items():

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SERIALIZATION_MISMATCH = 1003
 WORKSPACE_QUERY_SINCE = 92300
 
+
 class SlotSpec(NamedTuple):
     """Where the address of one tensor of a plan comes from: the caller, a host value (``scalar``), or another tensor plus an offset in bytes."""
 
@@ -141,7 +142,9 @@ class BackendPlan(CompiledPlan):
     def _workspace_address(self, workspace: Any) -> int:
         if workspace is None:
             if self._workspace:
-                raise ValueError(f"plan '{self._config.name}' needs a workspace of {self._workspace} bytes; pass workspace= (get_workspace_size() bytes on the device)")
+                raise ValueError(
+                    f"plan '{self._config.name}' needs a workspace of {self._workspace} bytes; pass workspace= (get_workspace_size() bytes on the device)"
+                )
             return 0
         if not self._workspace:
             return 0
@@ -193,7 +196,7 @@ class BackendPlan(CompiledPlan):
                 engine,
                 name=data["name"],
                 engine_id=data["engine_id"],
-                knobs={kind: value for kind, value in data["knobs"]},
+                knobs=dict(data["knobs"]),
                 behavior_notes=[behavior_note[name] for name in data["behavior_notes"]],
                 numerical_notes=[numerical_note[name] for name in data["numerical_notes"]],
             )

@@ -11,6 +11,7 @@ Only dims and strides of values change, and the axis of gen_index; memory is add
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 from cudnn_graph.lowering.records import Step, Value
@@ -45,7 +46,7 @@ def _unique(values: Iterable[Value]) -> list[Value]:
 def _set_rank(value: Value, rank: int) -> None:
     missing = rank - len(value.dims)
     if missing >= 0:
-        outermost = max((extent * stride for extent, stride in zip(value.dims, value.strides)), default=1)
+        outermost = max((extent * stride for extent, stride in zip(value.dims, value.strides, strict=True)), default=1)
         value.dims = (1,) * missing + value.dims
         value.strides = (outermost,) * missing + value.strides
     else:
@@ -123,4 +124,4 @@ def _contiguous(value: Value, outer: Sequence[int], inner: Sequence[int], extent
         return False
     if value.is_virtual:
         return True
-    return all(value.strides[a] == value.strides[b] * value.dims[b] for a, b in zip(axes, axes[1:]))
+    return all(value.strides[a] == value.strides[b] * value.dims[b] for a, b in itertools.pairwise(axes))

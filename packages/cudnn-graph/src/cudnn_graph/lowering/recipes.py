@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from cudnn_graph.constants import (
@@ -115,14 +115,14 @@ def _pointwise(step: Step) -> tuple[int, Attributes]:
     helper = _helper(step, Desc.POINTWISE, attributes)
 
     if Pointwise.RELU_BWD <= mode <= Pointwise.GELU_APPROX_TANH_BWD:
-        ports = (("IN_0", Attr.OPERATION_POINTWISE_DYDESC), ("IN_1", Attr.OPERATION_POINTWISE_XDESC))
+        ports = [("IN_0", Attr.OPERATION_POINTWISE_DYDESC), ("IN_1", Attr.OPERATION_POINTWISE_XDESC)]
         result = Attr.OPERATION_POINTWISE_DXDESC
     else:
-        ports = (
+        ports = [
             ("IN_0", Attr.OPERATION_POINTWISE_XDESC),
             ("IN_1", Attr.OPERATION_POINTWISE_BDESC),
             ("IN_2", Attr.OPERATION_POINTWISE_TDESC),
-        )
+        ]
         result = Attr.OPERATION_POINTWISE_YDESC
     operation: Attributes = [(Attr.OPERATION_POINTWISE_PW_DESCRIPTOR, _D, helper)]
     for port, attribute in ports:
@@ -327,15 +327,11 @@ def _slice(step: Step) -> tuple[int, Attributes]:
 def _concatenate(step: Step) -> tuple[int, Attributes]:
     attributes: Attributes = [
         (Attr.OPERATION_CONCAT_AXIS, Type.INT64, step.params["axis"]),
-        (Attr.OPERATION_CONCAT_INPUT_DESCS, _D, _refs(step.inputs.values())),
+        (Attr.OPERATION_CONCAT_INPUT_DESCS, _D, [Ref(value.uid) for value in step.inputs.values()]),
     ]
     if step.params.get("in_place_index") is not None:
         attributes.append((Attr.OPERATION_CONCAT_INPLACE_INDEX, Type.INT64, step.params["in_place_index"]))
     return Desc.OPERATION_CONCAT, [*attributes, *_output(step, Attr.OPERATION_CONCAT_OUTPUT_DESC, "OUT_0")]
-
-
-def _refs(values: Sequence[Value]) -> list[Ref]:
-    return [Ref(value.uid) for value in values]
 
 
 def _quantize(step: Step) -> tuple[int, Attributes]:

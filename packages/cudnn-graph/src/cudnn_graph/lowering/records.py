@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -46,8 +46,8 @@ class Value:
         self,
         uid: int,
         name: str,
-        dims: tuple[int, ...],
-        strides: tuple[int, ...],
+        dims: Sequence[int],
+        strides: Sequence[int],
         dtype: data_type,
         *,
         is_virtual: bool = False,

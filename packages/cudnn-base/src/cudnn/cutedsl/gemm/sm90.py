@@ -7,6 +7,7 @@ import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass import Int32
 from cutlass.cute.nvgpu import warpgroup
+from cutlass.memory import SmemAllocator
 
 from cudnn.cutedsl.epilogue.driver import EpilogueDriver, barrier_count, init_barriers, shared_bytes
 from cudnn.cutedsl.epilogue.op import Epilogue, Place
@@ -119,7 +120,7 @@ class GemmSm90(LoopInvariant):
             cta_n = rank // config.cluster_m
             cta_m = rank - cta_n * config.cluster_m
 
-        storage = cutlass.utils.SmemAllocator().allocate(self.storage)
+        storage = SmemAllocator().allocate(self.storage)
         readers = 1 if cutlass.const_expr(config.pingpong) else self.consumers
         ab = pipeline.PipelineTmaAsync.create(
             barrier_storage=storage.barriers.data_ptr(),

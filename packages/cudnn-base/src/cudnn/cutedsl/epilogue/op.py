@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
-from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync
 from cutlass.cute.nvgpu.common import CopyUniversalOp
 from cutlass.cute.nvgpu.warp import LdMatrix8x8x16bOp, StMatrix8x8x16bOp
 from cutlass.utils import hopper_helpers
@@ -126,7 +126,7 @@ class _BoundSlabs(LoopInvariant):
         one = cute.slice_(op.smem_layout(), (None, None, 0))
         # The accumulator layout of one 64 x 32 matrix instruction names which thread holds what of a slab.
         mma = hopper_helpers.make_trivial_tiled_mma(
-            cutlass.Float16, cutlass.Float16, warpgroup.OperandMajorMode.K, warpgroup.OperandMajorMode.K, cutlass.Float32, (1, 1, 1), SLAB
+            cutlass.Float16, cutlass.Float16, OperandMajorMode.K, OperandMajorMode.K, cutlass.Float32, (1, 1, 1), SLAB
         )
         self.tiled_copy = cute.make_tiled_copy_C(cute.make_copy_atom(copy_op if op.dtype.width == 16 else CopyUniversalOp(), op.dtype), mma)
         self.thread_copy = self.tiled_copy.get_slice(thread)

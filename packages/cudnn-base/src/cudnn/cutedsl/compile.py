@@ -129,7 +129,7 @@ def _compile(spec: KernelSpec) -> Any:
     return cute.compile(
         kernel,
         tuple(fake(t) for t in kernel.operands.specs),
-        tuple(fake(kernel.operands.caller_axes(t)) for t in epilogue.tensors),
+        tuple(fake(kernel.operands.rows.caller_axes(t)) for t in epilogue.tensors),
         tuple(cutlass.Float32(1.0) for _ in range(epilogue.scalar_count)),
         cutlass.Int32(1),
         cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=False),

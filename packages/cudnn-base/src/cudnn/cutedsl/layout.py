@@ -53,6 +53,10 @@ def half(tensor: cute.Tensor, which: int, axis: int) -> cute.Tensor:
     return cute.make_tensor(pointer, cute.make_layout(shape, stride=tensor.stride))
 
 
+@cute.jit
+def plane(tensor: cute.Tensor) -> cute.Tensor:
+    """``tensor`` (rows, columns) with a third axis of one element."""
+    return cute.make_tensor(tensor.iterator, cute.make_layout((*tensor.shape, 1), stride=(*tensor.stride, Int64(0))))
 
 
 @cute.jit

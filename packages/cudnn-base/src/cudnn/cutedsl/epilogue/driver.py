@@ -86,14 +86,14 @@ class EpilogueDriver(LoopInvariant):
     was requested has been read by then; a slot that is used an odd number of times a tile changes its phase from tile to tile, hence ``turn``, the parity of the tile.
     """
 
-    def __init__(self, epilogue: Epilogue, config: GemmConfig, arguments, buffer, barriers, thread, barrier_id):
+    def __init__(self, epilogue: Epilogue, config: GemmConfig, arguments, rows, buffer, barriers, thread, barrier_id):
         self.epilogue, self.config = epilogue, config
         self.warp, self.barrier_id, self.barriers = cute.arch.make_warp_uniform(thread // 32), barrier_id, barriers
         stores, loads, parts, self.scalars = arguments
         slots, bytes_in = load_slots(epilogue, config), slot_bytes(epilogue.loads)
-        self.stores = [op.bind(d, buffer, RING_SLOTS, slot_bytes(epilogue.stores), thread) for op, d in zip(epilogue.stores, stores)]
+        self.stores = [op.bind(d, rows, buffer, RING_SLOTS, slot_bytes(epilogue.stores), thread) for op, d in zip(epilogue.stores, stores)]
         buffer = buffer + RING_SLOTS * slot_bytes(epilogue.stores)
-        self.loads = [op.bind(d, buffer, slots, bytes_in, thread) for op, d in zip(epilogue.loads, loads)]
+        self.loads = [op.bind(d, rows, buffer, slots, bytes_in, thread) for op, d in zip(epilogue.loads, loads)]
         buffer = buffer + slots * bytes_in
         self.parts = []
         for part, argument in zip(epilogue.parts, parts):

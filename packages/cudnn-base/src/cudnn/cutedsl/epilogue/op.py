@@ -46,10 +46,9 @@ def matrix(dtype, row_contiguous: bool, columns: str = "n") -> TensorSpec:
 class Place(NamedTuple):
     """Where 64 rows of a tile lie.
 
-    - ``row``: their first in the matrices, counted from where the problem's rows begin in ``plane``; ``rows``: how many rows there are. Row r exists where 0 <= r < rows: a block
-      may reach past the end, and in ragged groups in front of the beginning.
+    - ``row``: their first, counted from where the problem's rows begin; ``rows``: how many the problem has. A block may reach past the end.
     - ``n``: the tile's index along N; ``columns``: N.
-    - ``group``: the batch or expert; ``plane``: third coordinate of the matrices.
+    - ``group``: the batch or expert; ``plane``: third coordinate of tensors that have rows: the group, or where groups are rows the one at which it begins.
     """
 
     row: Int32
@@ -83,9 +82,9 @@ class SlabOp:
         tensor = tensors[self.tensor]
         return tensor if cutlass.const_expr(self.half is None) else layout.half(tensor, self.half, 1)
 
-    def _atom(self, copy_op, tensors):
+    def _atom(self, copy_op, matrix):
         box = cute.slice_(self.smem_layout(), (None, None, 0))
-        atom, view = cpasync.make_tiled_tma_atom(copy_op, layout.for_tma(self.view(tensors), self.row_contiguous), box, SLAB)
+        atom, view = cpasync.make_tiled_tma_atom(copy_op, layout.for_tma(matrix, self.row_contiguous), box, SLAB)
         return atom, view
 
 
@@ -96,32 +95,32 @@ class StoreOp(SlabOp):
         super().__init__(dtype, row_contiguous, tensor, half)
         self.adds = adds
 
-    def descriptor(self, tensors):
+    def descriptor(self, tensors, rows):
         """Host side: (TMA atom, TMA tensor)."""
-        return self._atom(cpasync.CopyReduceBulkTensorTileS2GOp() if self.adds else cpasync.CopyBulkTensorTileS2GOp(), tensors)
+        return self._atom(cpasync.CopyReduceBulkTensorTileS2GOp() if self.adds else cpasync.CopyBulkTensorTileS2GOp(), rows.stored(self.view(tensors)))
 
-    def bind(self, descriptor, buffer, slots: int, slot_bytes: int, thread):
-        """Device side: partition ``buffer`` (bytes of one warpgroup's ring) and the matrix for ``thread`` of the warpgroup."""
-        return BoundStore(self, descriptor, buffer, slots, slot_bytes, thread)
+    def bind(self, descriptor, rows, buffer, slots: int, slot_bytes: int, thread):
+        """Device side: partition ``buffer`` (bytes of one warpgroup's ring) and the matrix for ``thread`` of the warpgroup. ``rows`` finds its rows."""
+        return BoundStore(self, descriptor, rows, buffer, slots, slot_bytes, thread)
 
 
 class LoadOp(SlabOp):
     """A matrix that the epilogue reads. Rows and columns outside it read as zeros."""
 
-    def descriptor(self, tensors):
+    def descriptor(self, tensors, rows):
         """Host side: (TMA atom, TMA tensor)."""
-        return self._atom(cpasync.CopyBulkTensorTileG2SOp(), tensors)
+        return self._atom(cpasync.CopyBulkTensorTileG2SOp(), rows.loaded(self.view(tensors)))
 
-    def bind(self, descriptor, buffer, slots: int, slot_bytes: int, thread):
+    def bind(self, descriptor, rows, buffer, slots: int, slot_bytes: int, thread):
         """Device side, as ``StoreOp.bind``."""
-        return BoundLoad(self, descriptor, buffer, slots, slot_bytes, thread)
+        return BoundLoad(self, descriptor, rows, buffer, slots, slot_bytes, thread)
 
 
 class _BoundSlabs(LoopInvariant):
     """Slots of one ring seen as slabs of one matrix: as a thread's registers see them, and as the copy engine does."""
 
-    def __init__(self, op: SlabOp, copy_op, descriptor, buffer, slots: int, slot_bytes: int, thread):
-        self.op = op
+    def __init__(self, op: SlabOp, copy_op, descriptor, rows, buffer, slots: int, slot_bytes: int, thread):
+        self.op, self.rows = op, rows
         self.atom, view = descriptor
         one = cute.slice_(op.smem_layout(), (None, None, 0))
         # The accumulator layout of one 64 x 32 matrix instruction names which thread holds what of a slab.
@@ -138,18 +137,18 @@ class _BoundSlabs(LoopInvariant):
         self.fragment = cute.make_rmem_tensor(((2, 2, SLAB_COLUMNS // 8), 1, 1), op.dtype)
         self.registers = self.tiled_copy.retile(self.fragment)
 
-    def _boxes(self, slot: int, place: Place, column: Int32):
-        """(slot, slab ``column`` of the rows at ``place``) as the copy engine takes them."""
-        rows = cute.domain_offset((place.row, 0, 0), self.view)
-        slab = cute.local_tile(rows, SLAB, (0, column, place.plane))
+    def _boxes(self, slot: int, at: tuple[Int32, Int32], column: Int32):
+        """(slot, slab ``column`` of the 64 rows from ``at``, a row and a plane) as the copy engine takes them."""
+        row, plane = at
+        slab = cute.local_tile(cute.domain_offset((row, 0, 0), self.view), SLAB, (0, column, plane))
         return cpasync.tma_partition(self.atom, 0, cute.make_layout(1), cute.group_modes(self.shared[slot], 0, 2), cute.group_modes(slab, 0, 2))
 
 
 class BoundStore(_BoundSlabs):
     """``StoreOp`` on the device: ``put`` writes a slab to shared memory, ``issue`` sends it off."""
 
-    def __init__(self, op: StoreOp, descriptor, buffer, slots: int, slot_bytes: int, thread):
-        super().__init__(op, StMatrix8x8x16bOp(not op.row_contiguous, 4), descriptor, buffer, slots, slot_bytes, thread)
+    def __init__(self, op: StoreOp, descriptor, rows, buffer, slots: int, slot_bytes: int, thread):
+        super().__init__(op, StMatrix8x8x16bOp(not op.row_contiguous, 4), descriptor, rows, buffer, slots, slot_bytes, thread)
         self.targets = [self.thread_copy.partition_D(s) for s in self.shared]
 
     def put(self, values: cute.Tensor, slot: int) -> None:
@@ -159,20 +158,20 @@ class BoundStore(_BoundSlabs):
 
     def issue(self, slot: int, place: Place, column: Int32) -> None:
         """Store ``slot`` to slab ``column`` of the rows at ``place``; rows and columns outside the matrix are dropped by the copy engine."""
-        source, target = self._boxes(slot, place, column)
+        source, target = self._boxes(slot, self.rows.store_at(place), column)
         cute.copy(self.atom, source, target)
 
 
 class BoundLoad(_BoundSlabs):
     """``LoadOp`` on the device: ``issue`` requests a slab, ``get`` reads one that has arrived."""
 
-    def __init__(self, op: LoadOp, descriptor, buffer, slots: int, slot_bytes: int, thread):
-        super().__init__(op, LdMatrix8x8x16bOp(not op.row_contiguous, 4), descriptor, buffer, slots, slot_bytes, thread)
+    def __init__(self, op: LoadOp, descriptor, rows, buffer, slots: int, slot_bytes: int, thread):
+        super().__init__(op, LdMatrix8x8x16bOp(not op.row_contiguous, 4), descriptor, rows, buffer, slots, slot_bytes, thread)
         self.sources = [self.thread_copy.partition_S(s) for s in self.shared]
 
     def issue(self, slot: int, place: Place, column: Int32, barrier) -> None:
         """Request slab ``column`` of the rows at ``place`` into ``slot``; its arrival completes on ``barrier``."""
-        target, source = self._boxes(slot, place, column)
+        target, source = self._boxes(slot, self.rows.load_at(place), column)
         cute.copy(self.atom, source, target, tma_bar_ptr=barrier)
 
     def get(self, slot: int, values: cute.Tensor) -> None:
@@ -208,10 +207,10 @@ class Epilogue(LoopInvariant):
         raise TypeError(f"{type(self).__name__} defines no visit")
 
     @cute.jit
-    def arguments(self, tensors, scalars):
-        """Host side: what of the caller's tensors the kernel is given."""
-        stores = tuple(op.descriptor(tensors) for op in self.stores)
-        loads = tuple(op.descriptor(tensors) for op in self.loads)
+    def arguments(self, tensors, scalars, rows):
+        """Host side: what of the caller's tensors the kernel is given. ``rows`` finds their rows."""
+        stores = tuple(op.descriptor(tensors, rows) for op in self.stores)
+        loads = tuple(op.descriptor(tensors, rows) for op in self.loads)
         parts = tuple(part.argument(tensors) for part in self.parts)
         return stores, loads, parts, scalars
 

@@ -13,6 +13,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from cudnn.cutedsl import layout
 from cudnn.cutedsl.epilogue.op import TensorSpec
+from cudnn.cutedsl.epilogue.rows import EqualRows, GroupedRows
 from cudnn.cutedsl.gemm.config import SLAB_COLUMNS, TILE_K_BYTES, GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.cutedsl.gemm.scheduler import Tile
@@ -25,6 +26,8 @@ class Strided(LoopInvariant):
     ``halves`` and ``pair`` fill a tile's B rows with 32 of the first half, then 32 of the second: the tile the epilogue sees is the 32-column interleave, whatever the
     memory looks like, and nothing is copied beforehand. Each 32-row piece is a TMA box of its own; with multicast along M the pieces are dealt out to the cluster's CTAs.
     """
+
+    rows = EqualRows()  # how the epilogue finds the rows of its matrices
 
     def __init__(self, problem: GemmProblem, config: GemmConfig, a_dtype, b_dtype, stages: int):
         self.problem, self.config, self.stages = problem, config, stages
@@ -41,14 +44,6 @@ class Strided(LoopInvariant):
         rows = "n/2" if self.b_tensors == 2 else "n"
         a = TensorSpec(self.a_dtype, ("m", "k", "l"), 1 if self.a_k_major else 0)
         return (a, *(TensorSpec(self.b_dtype, (rows, "k", "l"), 1 if self.b_k_major else 0) for _ in range(self.b_tensors)))
-
-    def caller_axes(self, spec: TensorSpec) -> TensorSpec:
-        """``spec`` of the epilogue as the caller passes it."""
-        return spec
-
-    def planes_of(self, spec: TensorSpec, tensor: cute.Tensor) -> cute.Tensor:
-        """Host side: the caller's ``tensor`` with the axes that ``spec`` names."""
-        return tensor
 
     def offsets(self, tensors):
         """Host side: ends of the groups, None without groups."""
@@ -109,9 +104,12 @@ class Strided(LoopInvariant):
         for atom, _ in descriptors:
             cpasync.prefetch_descriptor(atom)
 
-    def planes(self, tile: Tile):
-        """Third coordinates of A and of B."""
-        return tile.group, tile.group
+    def a_at(self, tile: Tile) -> tuple[Int32, Int32]:
+        """First row of A, and its plane."""
+        return tile.row, tile.group
+
+    def b_plane(self, tile: Tile) -> Int32:
+        return tile.group
 
     def loader(self, descriptors, sA, sB, cta_layout, cta_m, cta_n):
         return StridedLoader(self, descriptors, sA, sB, cta_layout, cta_m, cta_n)
@@ -120,9 +118,10 @@ class Strided(LoopInvariant):
 class RaggedRows(Strided):
     """Groups of A's rows, each with a B of its own: A (T, K) with K contiguous, B (E, N, K) as one tensor or as two halves, ends of the groups (E,) int32.
 
-    The third axis of A, and of every matrix that has A's rows, steps row by row like the first: coordinate (r, k, s) is row s + r, for a group that begins at s. Its r is bounded by 0, so that the copy
-    engine cuts at the beginning of the group, and the tiles of a group are laid from its end. Nothing is moved, masked or patched at run time.
+    A tile's rows are read as they follow one another: what lies behind its group belongs to the next one, or reads as zeros behind the last. The rows it makes are never stored.
     """
+
+    rows = GroupedRows()
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
@@ -130,36 +129,27 @@ class RaggedRows(Strided):
         b = TensorSpec(self.b_dtype, ("l", rows, "k"), 2 if self.b_k_major else 1)
         return (TensorSpec(self.a_dtype, ("m", "k"), 1), *(b for _ in range(self.b_tensors)), TensorSpec(cutlass.Int32, ("l",)))
 
-    def caller_axes(self, spec: TensorSpec) -> TensorSpec:
-        if not _is_ragged(spec):
-            return spec
-        axes = tuple(axis for axis in spec.axes if axis not in ("l", 1))
-        return TensorSpec(spec.dtype, axes, None if spec.contiguous is None else axes.index(spec.axes[spec.contiguous]))
-
-    def planes_of(self, spec: TensorSpec, tensor: cute.Tensor) -> cute.Tensor:
-        if not _is_ragged(spec):
-            return tensor
-        given = self.caller_axes(spec).axes
-        shape = tuple(tensor.shape[given.index("m" if axis == "l" else axis)] if axis != 1 else 1 for axis in spec.axes)
-        stride = tuple(tensor.stride[given.index("m" if axis == "l" else axis)] if axis != 1 else 0 for axis in spec.axes)
-        return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
-
     def offsets(self, tensors):
         return tensors[-1]
 
     @cute.jit
     def views(self, tensors):
-        return layout.ragged(tensors[0], 0, 2), tuple(layout.permuted(t, (1, 2, 0)) for t in tensors[1:-1])
+        return layout.plane(tensors[0]), tuple(layout.permuted(t, (1, 2, 0)) for t in tensors[1:-1])
 
-    def planes(self, tile: Tile):
-        return tile.start, tile.group
+    @cute.jit
+    def extents(self, tensors) -> tuple[Int32, Int32, Int32, Int32]:
+        a, b, *_ = tensors
+        return a.shape[0], b.shape[1] * self.b_tensors, a.shape[1], b.shape[0]
+
+    def a_at(self, tile: Tile) -> tuple[Int32, Int32]:
+        return tile.start + tile.row, Int32(0)
 
 
 class RaggedSteps(Strided):
     """Groups of steps along K: A (M, T) with M contiguous, B (T, N) with N contiguous, ends of the groups (E,) int32. One (M, N) result for each group.
 
-    The same third axis as in ``RaggedRows``, along K here: a group's steps are laid from its end, and what lies in front of it reads as zeros in both operands (in one alone would not do, as 0 times
-    NaN is NaN). A group of no steps takes one, which is all zeros.
+    The third axis of both steps along K as their own does: coordinate (r, k, s) is step s + k, for a group that begins at s. Its k is bounded by 0, so that the copy engine cuts at the beginning of the group: a
+    group's steps are laid from its end, and what lies in front of it reads as zeros in both operands (in one alone would not do, as 0 times NaN is NaN). A group of no steps takes one, which is all zeros.
     """
 
     @property
@@ -179,15 +169,14 @@ class RaggedSteps(Strided):
         a, b, _ = tensors
         return layout.ragged(a, 1, 2), (layout.ragged(layout.permuted(b, (1, 0)), 1, 2),)
 
-    def planes(self, tile: Tile):
-        return tile.start, tile.start
+    def a_at(self, tile: Tile) -> tuple[Int32, Int32]:
+        return tile.row, tile.start
+
+    def b_plane(self, tile: Tile) -> Int32:
+        return tile.start
 
 
 SOURCES = {"dense": Strided, "rows": RaggedRows, "steps": RaggedSteps}
-
-
-def _is_ragged(spec: TensorSpec) -> bool:
-    return "m" in spec.axes and "l" in spec.axes
 
 
 class StridedLoader(LoopInvariant):
@@ -210,9 +199,9 @@ class StridedLoader(LoopInvariant):
     def load(self, tile, k_tile, stage, barrier):
         """Issue the copies of step ``k_tile`` of ``tile`` into ``stage``; they complete on ``barrier``."""
         c, tile_k = self.source.config, self.source.tile_k
-        a_plane, b_plane = self.source.planes(tile)
+        (row, a_plane), b_plane = self.source.a_at(tile), self.source.b_plane(tile)
         masked = {} if self.a_mask is None else {"mcast_mask": self.a_mask}
-        self._copy(self.a, self.sA, stage, (c.tile_m, tile_k), tile.row, tile.k, (0, k_tile, a_plane), self.cta_n, c.cluster_n, barrier, masked)
+        self._copy(self.a, self.sA, stage, (c.tile_m, tile_k), row, tile.k, (0, k_tile, a_plane), self.cta_n, c.cluster_n, barrier, masked)
         masked = {} if self.b_mask is None else {"mcast_mask": self.b_mask}
         if self.source.parts == 1:
             self._copy(self.b[0], self.sB, stage, (c.tile_n, tile_k), 0, tile.k, (tile.n, k_tile, b_plane), self.cta_m, c.cluster_m, barrier, masked)

@@ -22,17 +22,18 @@ WARP = 32
 class Tile(NamedTuple):
     """One CTA's tile.
 
-    - ``row``: its first row in the outputs, counted from where its group begins. Negative where a group of rows is no multiple of the tile: its first tile reaches in front
-      of it, where loads read zeros and stores are dropped.
+    - ``row``: its first row in the outputs, counted from where its group begins; ``rows``: how many the group has.
     - ``n``: its index along N, in tiles.
     - ``group``: the batch or expert.
     - ``start``: where the group begins along the ragged axis, 0 without one.
     - ``plane``: third coordinate of the outputs: the group, or in ragged rows ``start``.
-    - ``k``: first element along K, counted from where the group begins; negative at a group's first step as ``row`` is.
+    - ``k``: first element along K, counted from where the group begins; negative where a group of steps is no multiple of a step: its first step reaches in front of it,
+      where loads read zeros.
     - ``k_tiles``: steps along K, at least one.
     """
 
     row: Int32
+    rows: Int32
     n: Int32
     group: Int32
     start: Int32
@@ -68,12 +69,12 @@ class DenseScheduler(LoopInvariant):
         self.config, self.tile_k = config, tile_k
 
     @cute.jit
-    def arguments(self, m: Int32, n: Int32, batches: Int32, k_tiles: Int32, offsets) -> tuple[Int32, Int32, Int32, Int32]:
-        """Host side: cluster tiles along M, along N, and all together; steps along K."""
+    def arguments(self, m: Int32, n: Int32, batches: Int32, k_tiles: Int32, offsets) -> tuple[Int32, Int32, Int32, Int32, Int32]:
+        """Host side: cluster tiles along M, along N, and all together; steps along K; rows."""
         c = self.config
         tiles_m = cute.ceil_div(m, c.tile_m * c.cluster_m)
         tiles_n = cute.ceil_div(n, c.tile_n * c.cluster_n)
-        return tiles_m, tiles_n, tiles_m * tiles_n * batches, k_tiles
+        return tiles_m, tiles_n, tiles_m * tiles_n * batches, k_tiles, m
 
     def most_tiles(self, arguments) -> Int32:
         """Host side: how many cluster tiles there are at most."""
@@ -95,12 +96,12 @@ class DenseScheduler(LoopInvariant):
     @cute.jit
     def tile(self, arguments, place: Int32, cta_m: Int32, cta_n: Int32, part: Int32) -> Tile:
         """This CTA's part of the cluster tile at ``place``; with split K, of its steps along K, which can be none."""
-        tiles_m, tiles_n, _, k_tiles = arguments
+        tiles_m, tiles_n, _, k_tiles, rows = arguments
         c = self.config
         batch = place // (tiles_m * tiles_n)
         tile_m, tile_n = strip_order(c, place - batch * (tiles_m * tiles_n), tiles_m, tiles_n)
         begin, k_tiles = share(k_tiles, part, c.split_k)
-        return Tile((tile_m * c.cluster_m + cta_m) * c.tile_m, tile_n * c.cluster_n + cta_n, batch, Int32(0), batch, begin * self.tile_k, k_tiles)
+        return Tile((tile_m * c.cluster_m + cta_m) * c.tile_m, rows, tile_n * c.cluster_n + cta_n, batch, Int32(0), batch, begin * self.tile_k, k_tiles)
 
 
 class Window(NamedTuple):
@@ -121,8 +122,9 @@ class GroupedScheduler(LoopInvariant):
     The list is group after group, and within a group strip after strip as in ``DenseScheduler``, so that CTAs at work together share an expert's weights and rows. Each warp holds 32 groups, one per
     lane: a tile is found by one ballot and four shuffles, and offsets are read once per 32 groups. All 32 lanes must take part in every call.
 
-    ``grouping`` is ``"rows"`` where groups are rows of A and the outputs, ``"steps"`` where they are steps of the sum. Groups are cut into tiles (or steps) from their end: the incomplete one comes first, and its
-    coordinates are negative in front of the group, where the copy engine reads zeros and writes nothing. So nothing past a group's end is ever touched, and what lies in front of it is never seen.
+    ``grouping`` is ``"rows"`` where groups are rows of A and the outputs, ``"steps"`` where they are steps of the sum. Groups of rows are cut into tiles from their beginning; the last tile may be incomplete.
+    Groups of steps are cut from their end, the incomplete step comes first: its coordinates are negative in front of the group, where the copy engine reads zeros. So nothing past a group's end is read, and what
+    lies in front of it is never seen.
 
     Offsets that decrease or pass the end of the tensor are read as if cut to what is left: no address outside the tensors results from them.
     """
@@ -138,11 +140,11 @@ class GroupedScheduler(LoopInvariant):
         tiles_m = cute.ceil_div(m, c.tile_m * c.cluster_m)
         tiles_n = cute.ceil_div(n, c.tile_n * c.cluster_n)
         extent = m if cutlass.const_expr(self.rows) else k_tiles * self.tile_k
-        return tiles_m, tiles_n, groups, k_tiles, extent, offsets
+        return tiles_m, tiles_n, groups, k_tiles, extent, offsets, m
 
     @cute.jit
     def most_tiles(self, arguments) -> Int32:
-        tiles_m, tiles_n, groups, _, _, _ = arguments
+        tiles_m, tiles_n, groups = arguments[:3]
         if cutlass.const_expr(self.rows):
             return (tiles_m + groups) * tiles_n
         return tiles_m * tiles_n * groups
@@ -178,9 +180,9 @@ class GroupedScheduler(LoopInvariant):
         row = (tile_m * c.cluster_m + cta_m) * c.tile_m
         column = tile_n * c.cluster_n + cta_n
         if cutlass.const_expr(self.rows):
-            return Tile(row + length - tiles_m * (c.cluster_m * c.tile_m), column, group, start, start, Int32(0), arguments[3])
+            return Tile(row, length, column, group, start, start, Int32(0), arguments[3])
         steps = cutlass.max(cute.ceil_div(length, self.tile_k), Int32(1))
-        return Tile(row, column, group, start, group, length - steps * self.tile_k, steps)
+        return Tile(row, arguments[6], column, group, start, group, length - steps * self.tile_k, steps)
 
     @cute.jit
     def _tiles_m(self, arguments, length: Int32) -> Int32:
@@ -200,7 +202,7 @@ class GroupedScheduler(LoopInvariant):
     @cute.jit
     def _window(self, arguments, index: Int32, first: Int32, before: Int32) -> Window:
         """The groups ``first .. first + 31``, of which ``before`` cluster tiles lie in front."""
-        _, tiles_n, groups, _, extent, offsets = arguments
+        _, tiles_n, groups, _, extent, offsets, _ = arguments
         lane = cute.arch.lane_idx()
         group = first + lane
         start, end = Int32(0), Int32(0)

@@ -69,8 +69,8 @@ class GemmSm90(LoopInvariant):
         m, n, k, batches = source.extents(operands)
         schedule = self.scheduler.arguments(m, n, batches, cute.ceil_div(k, source.tile_k), source.offsets(operands))
         loads = source.descriptors(operands)
-        tensors = tuple(source.planes_of(spec, tensor) for spec, tensor in zip(self.epilogue.tensors, tensors))
-        fusion = self.epilogue.arguments(tensors, scalars)
+        tensors = tuple(source.rows.planes_of(spec, tensor) for spec, tensor in zip(self.epilogue.tensors, tensors))
+        fusion = self.epilogue.arguments(tensors, scalars, source.rows)
         a_layout, b_layout = source.smem_layouts()
 
         @cute.struct
@@ -85,7 +85,7 @@ class GemmSm90(LoopInvariant):
 
         self.storage = Storage
         clusters = cutlass.min(self.scheduler.most_tiles(schedule), max_clusters)
-        self.kernel(loads, fusion, a_layout, b_layout, schedule, (m, n)).launch(
+        self.kernel(loads, fusion, a_layout, b_layout, schedule, n).launch(
             grid=[clusters * self.cluster, 1, 1],
             block=[self.threads, 1, 1],
             cluster=[self.cluster, 1, 1],
@@ -102,7 +102,7 @@ class GemmSm90(LoopInvariant):
         a_layout: cute.ComposedLayout,
         b_layout: cute.ComposedLayout,
         schedule,
-        extents: tuple[Int32, Int32],
+        columns: Int32,
     ):
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
@@ -158,8 +158,8 @@ class GemmSm90(LoopInvariant):
             in_group = thread % WARPGROUP
             ring = storage.ring.data_ptr() + cute.assume(consumer * (self.epilogue_bytes // self.consumers), divby=1024)
             ring_barriers = storage.ring_barriers.data_ptr() + consumer * (self.epilogue_barriers // self.consumers)
-            driver = EpilogueDriver(self.epilogue, config, fusion, ring, ring_barriers, in_group, EPILOGUE_BARRIER + consumer)
-            self.consume(ab, sA, sB, driver, schedule, extents, first, step, cta_m, cta_n, part, exchange, in_group, consumer)
+            driver = EpilogueDriver(self.epilogue, config, fusion, self.operands.rows, ring, ring_barriers, in_group, EPILOGUE_BARRIER + consumer)
+            self.consume(ab, sA, sB, driver, schedule, columns, first, step, cta_m, cta_n, part, exchange, in_group, consumer)
 
     @cute.jit
     def produce(self, ab, loader, schedule, first: Int32, step: Int32, cta_m: Int32, cta_n: Int32, part: Int32):
@@ -183,7 +183,7 @@ class GemmSm90(LoopInvariant):
         sB,
         driver,
         schedule,
-        extents,
+        columns: Int32,
         first: Int32,
         step: Int32,
         cta_m: Int32,
@@ -214,7 +214,7 @@ class GemmSm90(LoopInvariant):
                 place = self.scheduler.advance(schedule, place, step)
         while self.scheduler.more(schedule, place):
             tile = self.scheduler.tile(schedule, place, cta_m, cta_n, part)
-            places = self.places(tile, extents, consumer)
+            places = self.places(tile, columns, consumer)
             if cutlass.const_expr(config.split_k > 1):
                 if part == 0:
                     driver.prepare(places)
@@ -247,12 +247,11 @@ class GemmSm90(LoopInvariant):
         if cutlass.const_expr(config.split_k > 1):
             exchange.finish(consumer, turn)
 
-    def places(self, tile, extents, consumer: Int32) -> tuple[Place, ...]:
+    def places(self, tile, columns: Int32, consumer: Int32) -> tuple[Place, ...]:
         """Where each of this consumer's 64-row blocks of ``tile`` lies."""
-        rows, columns = extents
         blocks = self.config.rows_per_warpgroup // SLAB_ROWS
         first, step = (tile.row, SLAB_ROWS) if self.config.pingpong else (tile.row + consumer * SLAB_ROWS, self.consumers * SLAB_ROWS)
-        return tuple(Place(first + i * step, rows, tile.n, columns, tile.group, tile.plane) for i in range(blocks))
+        return tuple(Place(first + i * step, tile.rows, tile.n, columns, tile.group, tile.plane) for i in range(blocks))
 
     @cute.jit
     def multiply_tile(self, tiled_mma, ab, state, tCrA, tCrB, accumulators, partial, k_tiles: Int32, consumer: Int32):

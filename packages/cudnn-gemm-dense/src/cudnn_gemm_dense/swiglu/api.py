@@ -14,7 +14,7 @@ from cudnn.datatypes import torch_dtype
 from cudnn.device import require_arch, select_backend
 from cudnn.reference import GLU_LAYOUTS
 from cudnn.streams import as_torch_stream, launch_handle, record_streams, stream_context
-from cudnn.tensors import check_alignment, check_same_device, is_jax_array, is_torch_tensor, metadata
+from cudnn.tensors import check_alignment, check_same_device, is_jax_array, is_torch_tensor, metadata, require_torch_like
 from cudnn.tuple_dict import TupleDict
 from cudnn_gemm_dense.configs import choose, default_configs, unfit_reason
 from cudnn_gemm_dense.runtime import Memo
@@ -433,20 +433,31 @@ def gemm_swiglu_wrapper(
         plan = _find_plan(a_tensor, b_tensor, scales, options)
     op, (ab12_shape, ab12_stride, ab12_type), (c_shape, c_stride, c_type) = plan
     device = a_tensor.device
-    if stream is not None and device.type == "cuda":
-        stream = as_torch_stream(stream, device)
+    if stream is not None:
+        stream = _other_stream(stream, device)
+    if stream is None:
+        ab12_tensor = torch.empty_strided(ab12_shape, ab12_stride, dtype=ab12_type, device=device)
+        c_tensor = torch.empty_strided(c_shape, c_stride, dtype=c_type, device=device)
+        op.execute(a_tensor=a_tensor, b_tensor=b_tensor, ab12_tensor=ab12_tensor, c_tensor=c_tensor, alpha=alpha, current_stream=None)
+    else:
         with torch.cuda.stream(stream):
             ab12_tensor = torch.empty_strided(ab12_shape, ab12_stride, dtype=ab12_type, device=device)
             c_tensor = torch.empty_strided(c_shape, c_stride, dtype=c_type, device=device)
-    else:
-        ab12_tensor = torch.empty_strided(ab12_shape, ab12_stride, dtype=ab12_type, device=device)
-        c_tensor = torch.empty_strided(c_shape, c_stride, dtype=c_type, device=device)
-    op.execute(a_tensor=a_tensor, b_tensor=b_tensor, ab12_tensor=ab12_tensor, c_tensor=c_tensor, alpha=alpha, current_stream=stream)
-    if stream is not None and device.type == "cuda":
+        op.execute(a_tensor=a_tensor, b_tensor=b_tensor, ab12_tensor=ab12_tensor, c_tensor=c_tensor, alpha=alpha, current_stream=stream)
         # The inputs belong to the streams they were made on, the outputs to the launch stream; the kernel and the caller use them on the other one.
-        record_streams((a_tensor, *(b_tensor if type(b_tensor) is tuple else (b_tensor,))), stream)
+        record_streams((a_tensor, *(b_tensor if isinstance(b_tensor, (tuple, list)) else (b_tensor,))), stream)
         record_streams((ab12_tensor, c_tensor), None)
     return TupleDict(ab12_tensor=ab12_tensor, c_tensor=c_tensor, sfc_tensor=None, amax_tensor=None)
+
+
+def _other_stream(stream: Any, device: torch.device) -> torch.cuda.Stream | None:
+    """The stream to launch on where it is not the current one of ``device``. CPU tensors have none."""
+    import torch
+
+    if device.type != "cuda":
+        return None
+    found = as_torch_stream(stream, device)
+    return None if found == torch.cuda.current_stream(device) else found
 
 
 class _Plan(NamedTuple):

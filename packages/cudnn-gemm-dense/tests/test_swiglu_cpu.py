@@ -108,6 +108,20 @@ def test_alpha_is_a_run_time_value(alpha):
         op.execute(inputs["a_tensor"], inputs["b_tensor"], ab12, out, alpha=torch.ones(()))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("tile, cluster", [((128, 128), (1, 1)), ((256, 256), (2, 2))])
+def test_the_published_acceptance(dtype, tile, cluster):
+    """256 x 256 x 512 x 2, inputs uniform in (-2, 2), every major, within 0.01 and 0.009."""
+    for a_major, b_major, out_major in itertools.product((0, 1), repeat=3):
+        a, b = random_compact((256, 512, 2), a_major, torch.float32, "cpu"), random_compact((256, 512, 2), b_major, torch.float32, "cpu")
+        a, b = (t.uniform_(-2, 2).to(dtype) for t in (a, b))
+        ab12_dtype = torch.bfloat16 if out_major else torch.float32
+        result = gemm_swiglu_wrapper(a, b, c_major="mn"[out_major], ab12_dtype=ab12_dtype, c_dtype="bfloat16", mma_tiler_mn=tile, cluster_shape_mn=cluster)
+        for found, expected in zip(result, gemm_exact({"a_tensor": a, "b_tensor": b}, 1.0), strict=False):
+            torch.testing.assert_close(found.double(), expected, atol=0.01, rtol=0.009)
+        assert result[2] is None and result[3] is None
+
+
 def test_the_result_in_its_documented_order():
     inputs = case().inputs(5, 64, 16, 1)
     result = gemm_swiglu_wrapper(**inputs)

@@ -11,7 +11,7 @@ import torch
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.testing.conformance import GemmConformanceCuda, same_bits
-from cudnn_gemm_dense.configs import unfit_reason
+from cudnn_gemm_dense.configs import default_configs, unfit_reason
 from cudnn_gemm_dense.swiglu import api
 from cudnn_gemm_dense.swiglu.api import GemmSwiglu, gemm_swiglu_wrapper
 from cudnn_gemm_dense.swiglu.conformance import SwigluHooks, random_compact
@@ -75,9 +75,16 @@ def problem_of(hooks: Case) -> tuple[GemmProblem, SwigluOptions]:
     return problem, SwigluOptions(names[1], names[2], hooks.out_major, hooks.glu_layout)
 
 
-@pytest.fixture(scope="module")
+DTYPE_CASES = tuple(itertools.product(DTYPES, (torch.float32, *DTYPES), DTYPES))
+DTYPE_CONFIG = {"tile_m": 128, "tile_n": 128}
+
+
+@pytest.fixture(scope="module", autouse=True)
 def problems():
-    """Every dtype x major x layout with a random tile and random output dtypes, built in parallel; two sets of ragged extents each."""
+    """Every dtype x major x layout with a random tile and random output dtypes, and two sets of ragged extents each.
+
+    These kernels and those of the other tests are built in parallel first.
+    """
     import os
 
     from cudnn.cache.pool import build_all
@@ -99,8 +106,13 @@ def problems():
             (m_step * rng.randint(1, 700 // m_step), n_step * rng.randint(1, 1100 // n_step), 8 * rng.randint(1, 130), rng.randint(1, 3)) for _ in range(2)
         ]
         found[dtype, majors, layout] = hooks, extents
-    specs = [swiglu_spec(*problem_of(hooks), hooks.config) for hooks, _ in found.values()]
-    failed = [outcome for outcome in build_all(specs, arch="sm_90a") if outcome.status == "failed"]
+    others = [TestConformance(), TestConformanceConcatenated(), TestConformanceSeparate(), case(glu_layout="concatenated"), case(glu_layout="separate")]
+    others += [case(dtype=dtype, ab12_dtype=ab12, c_dtype=c, config=GemmConfig.of(DTYPE_CONFIG)) for dtype, ab12, c in DTYPE_CASES]
+    specs = []
+    for hooks in (*(hooks for hooks, _ in found.values()), *others):
+        described = problem_of(hooks)
+        specs += [swiglu_spec(*described, config) for config in ((hooks.config,) if hooks.config else default_configs(described[0], gated=True))]
+    failed = [outcome for outcome in build_all(list(dict.fromkeys(specs)), arch="sm_90a") if outcome.status == "failed"]
     assert not failed, f"{failed[0].spec.label}: {failed[0].error}"
     return seed, found
 
@@ -170,8 +182,8 @@ def test_one_compile_from_one_row_to_five_thousand(monkeypatch):
 @pytest.mark.parametrize("order", [1, -1])
 def test_dtypes_in_both_orders(order):
     """Case 40."""
-    for dtype, ab12_dtype, c_dtype in list(itertools.product(DTYPES, (torch.float32, *DTYPES), DTYPES))[::order]:
-        hooks = case(dtype=dtype, ab12_dtype=ab12_dtype, c_dtype=c_dtype)
+    for dtype, ab12_dtype, c_dtype in DTYPE_CASES[::order]:
+        hooks = case(dtype=dtype, ab12_dtype=ab12_dtype, c_dtype=c_dtype, config=DTYPE_CONFIG)
         inputs = hooks.inputs(100, 128, 72, 1)
         hooks.check(inputs, hooks.wrapper(inputs))
 

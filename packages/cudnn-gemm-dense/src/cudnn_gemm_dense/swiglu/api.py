@@ -14,7 +14,7 @@ from cudnn.datatypes import torch_dtype
 from cudnn.device import require_arch, select_backend
 from cudnn.reference import GLU_LAYOUTS
 from cudnn.streams import as_torch_stream, launch_handle, record_streams, stream_context
-from cudnn.tensors import check_alignment, check_same_device, is_jax_array, is_torch_tensor, metadata, require_torch_like
+from cudnn.tensors import check_alignment, check_same_device, is_jax_array, is_torch_tensor, metadata
 from cudnn.tuple_dict import TupleDict
 from cudnn_gemm_dense.configs import choose, default_configs, unfit_reason
 from cudnn_gemm_dense.runtime import Memo

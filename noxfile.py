@@ -152,7 +152,7 @@ def examples(session: nox.Session) -> None:
     session.run(python, "-m", "pytest", "tests/examples", "tests/docs", *session.posargs, env=environment)
 
 
-@nox.session(requires=["build"])
+@nox.session(reuse_venv=True, requires=["build"])
 @nox.parametrize("framework", ["torch", "jax"], ids=["torch", "jax"])
 def frameworks(session: nox.Session, framework: str) -> None:
     """Import hygiene and the CPU API with one framework installed and neither the other one nor the DSL."""
@@ -181,7 +181,7 @@ def gpu(session: nox.Session) -> None:
     session.run(python, "-m", "pytest", "-m", "gpu", *(session.posargs or ["packages", "tests"]), env=environment)
 
 
-@nox.session
+@nox.session(reuse_venv=True)
 def demo(session: nox.Session) -> None:
     """Run examples/swiglu_mlp.py; a torch that the calling Python has is used, otherwise one is installed."""
     borrowed = borrow_packages(session, ["torch"])
@@ -192,7 +192,7 @@ def demo(session: nox.Session) -> None:
     if with_kernels:
         session.install(*DSL)
     session.install(*BASE_REQUIREMENTS, "rich")
-    session.install("--no-deps", *packages)
+    session.install("--no-deps", "--force-reinstall", *packages)
     session.run("python", "examples/swiglu_mlp.py", *session.posargs)
 
 
@@ -231,7 +231,7 @@ def full(session: nox.Session) -> None:
     session.log("all of them passed")
 
 
-@nox.session
+@nox.session(reuse_venv=True)
 def docs(session: nox.Session) -> None:
     """Build the documentation into site/; broken links and warnings fail."""
     session.install("mkdocs>=1.6,<2", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.27")

@@ -9,7 +9,7 @@ from cudnn.cutedsl.gemm.problem import GemmProblem
 
 SMEM_BYTES = 232448  # shared memory one CTA may use on compute capability 9.0
 TILE_K_BYTES = 128  # one swizzle atom along K
-BARRIER_BYTES = 1024  # mbarriers and alignment slack
+BARRIER_BYTES = 1536  # mbarriers (a kibibyte in front of the aligned buffers, the rest behind them) and alignment
 MAX_STAGES = 12
 MAX_ACCUMULATORS = 192  # float32 registers of one thread that a tile may take
 SLAB_ROWS, SLAB_COLUMNS = 64, 32  # what one warpgroup hands to one TMA store

@@ -227,6 +227,7 @@ def test_halves_in_every_layout_agree():
     assert wrong.norm() > 0.1 * concatenated["c_tensor"].float().norm()
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 def test_execute_allocates_nothing_and_waits_for_nothing():
     hooks = case()
     extents = (500, 256, 200, 2)

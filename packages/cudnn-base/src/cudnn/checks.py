@@ -53,6 +53,34 @@ def compact_majors(name: str, meta: Metadata, modes: tuple[str, str]) -> tuple[s
     return found
 
 
+def pitched_majors(name: str, meta: Metadata, modes: tuple[str, str]) -> tuple[str, ...]:
+    """The majors that a (rows, columns, L) tensor may be taken to have, the usual one first: ``modes[1]`` has stride 1 along columns, ``modes[0]`` along rows. Lines may be apart by any
+    pitch, and batches are outermost. Strides of unit axes say nothing, and those of an empty tensor nothing at all.
+
+    Raises:
+        ValueError: neither fits.
+    """
+    if 0 in meta.shape:
+        return modes[1], modes[0]
+
+    def fits(inner: int) -> bool:
+        reach = 1
+        for axis in (inner, 1 - inner, 2):
+            if meta.shape[axis] > 1:
+                if meta.stride[axis] < reach or (axis == inner and meta.stride[axis] != 1):
+                    return False
+                reach = meta.stride[axis] * (meta.shape[axis] - 1) + reach
+        return True
+
+    found = tuple(modes[inner] for inner in (1, 0) if fits(inner))
+    if not found:
+        raise ValueError(
+            f"{name}: found strides {meta.stride} for shape {meta.shape}, needs stride 1 along {modes[1].upper()} or {modes[0].upper()}, lines that do not overlap, and batches outermost; "
+            f"copy it, for example {name}.permute(2, 0, 1).contiguous().permute(1, 2, 0)"
+        )
+    return found
+
+
 def contiguous_problem(name: str, meta: Metadata, major: str, modes: tuple[str, str], parts: int = 1) -> str | None:
     """None if the contiguous extent (each of its ``parts``) is a multiple of 16 bytes, else what is wrong with it.
 

@@ -7,37 +7,25 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from cudnn.cutedsl.epilogue.op import SLAB_VALUES, Epilogue, Place
+from cudnn.cutedsl.epilogue.size import RING_SLOTS, Footprint, slab_bytes
 from cudnn.cutedsl.gemm.config import SLAB_COLUMNS, SLAB_ROWS, GemmConfig
 from cudnn.cutedsl.invariant import LoopInvariant
 
-RING_SLOTS = 4
-LOAD_SLOTS = 4
+
+def footprint(epilogue: Epilogue, config: GemmConfig) -> Footprint:
+    parts = sum(part.shared_bytes(config) for part in epilogue.parts)
+    widths = [max((op.dtype.width for op in ops), default=0) for ops in (epilogue.stores, epilogue.loads)]
+    return Footprint(epilogue.slabs, *widths, len(epilogue.requests(0)), -(-parts // (4 * config.tile_n)))
 
 
 def shared_bytes(epilogue: Epilogue, config: GemmConfig) -> int:
-    """Shared memory of all warpgroups' epilogues; a warpgroup's share is a multiple of 1024 bytes."""
-    parts = sum(part.shared_bytes(config) for part in epilogue.parts)
-    own = RING_SLOTS * slot_bytes(epilogue.stores) + load_slots(epilogue, config) * slot_bytes(epilogue.loads) + -(-parts // 1024) * 1024
-    return config.consumer_warpgroups * own
+    """Shared memory of all warpgroups' epilogues."""
+    return footprint(epilogue, config).bytes(config)
 
 
 def barrier_count(epilogue: Epilogue, config: GemmConfig) -> int:
     """mbarriers of all warpgroups' epilogues: one for each slab that can be on its way in."""
-    return config.consumer_warpgroups * load_slots(epilogue, config)
-
-
-def slot_bytes(ops) -> int:
-    return max((op.bytes for op in ops), default=0)
-
-
-def loads_per_visit(epilogue: Epilogue) -> int:
-    return len(epilogue.requests(0))
-
-
-def load_slots(epilogue: Epilogue, config: GemmConfig) -> int:
-    """Slots of the ring that loaded slabs arrive in."""
-    visits = config.rows_per_warpgroup // SLAB_ROWS * (config.tile_n // (SLAB_COLUMNS * epilogue.slabs))
-    return min(LOAD_SLOTS, loads_per_visit(epilogue) * visits)
+    return config.consumer_warpgroups * footprint(epilogue, config).load_slots(config)
 
 
 @cute.jit
@@ -90,9 +78,10 @@ class EpilogueDriver(LoopInvariant):
         self.epilogue, self.config = epilogue, config
         self.warp, self.barrier_id, self.barriers = cute.arch.make_warp_uniform(thread // 32), barrier_id, barriers
         stores, loads, parts, self.scalars = arguments
-        slots, bytes_in = load_slots(epilogue, config), slot_bytes(epilogue.loads)
-        self.stores = [op.bind(d, rows, buffer, RING_SLOTS, slot_bytes(epilogue.stores), thread) for op, d in zip(epilogue.stores, stores)]
-        buffer = buffer + RING_SLOTS * slot_bytes(epilogue.stores)
+        size = footprint(epilogue, config)
+        slots, bytes_out, bytes_in = size.load_slots(config), slab_bytes(size.store_bits), slab_bytes(size.load_bits)
+        self.stores = [op.bind(d, rows, buffer, RING_SLOTS, bytes_out, thread) for op, d in zip(epilogue.stores, stores)]
+        buffer = buffer + RING_SLOTS * bytes_out
         self.loads = [op.bind(d, rows, buffer, slots, bytes_in, thread) for op, d in zip(epilogue.loads, loads)]
         buffer = buffer + slots * bytes_in
         self.parts = []
@@ -100,9 +89,9 @@ class EpilogueDriver(LoopInvariant):
             self.parts.append(part.bind(argument, config, buffer, thread, barrier_id))
             buffer = buffer + part.shared_bytes(config)
         self.values = [cute.make_rmem_tensor((SLAB_VALUES,), Float32) for _ in range(epilogue.slabs)]
-        self.loaded = [cute.make_rmem_tensor((SLAB_VALUES,), Float32) for _ in range(loads_per_visit(epilogue))]
+        self.loaded = [cute.make_rmem_tensor((SLAB_VALUES,), Float32) for _ in range(size.loads)]
         self.visits = config.tile_n // (SLAB_COLUMNS * epilogue.slabs)
-        self.load_slots, self.loads_per_visit = slots, loads_per_visit(epilogue)
+        self.load_slots, self.loads_per_visit = slots, size.loads
         self.loads_per_tile = config.rows_per_warpgroup // SLAB_ROWS * self.visits * self.loads_per_visit
         self.places: tuple[Place, ...] = ()
         self.turn = None

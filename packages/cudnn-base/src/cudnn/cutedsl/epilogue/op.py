@@ -19,6 +19,7 @@ from cutlass.cute.nvgpu.warp import LdMatrix8x8x16bOp, StMatrix8x8x16bOp
 from cutlass.utils import hopper_helpers
 
 from cudnn.cutedsl import layout
+from cudnn.cutedsl.epilogue.size import slab_bytes
 from cudnn.cutedsl.gemm.config import SLAB_COLUMNS, SLAB_ROWS
 from cudnn.cutedsl.invariant import LoopInvariant
 
@@ -57,10 +58,6 @@ class Place(NamedTuple):
     columns: Int32
     group: Int32
     plane: Int32
-
-
-def slab_bytes(dtype_bits: int) -> int:
-    return SLAB_ROWS * SLAB_COLUMNS * dtype_bits // 8
 
 
 class SlabOp:
@@ -124,9 +121,7 @@ class _BoundSlabs(LoopInvariant):
         self.atom, view = descriptor
         one = cute.slice_(op.smem_layout(), (None, None, 0))
         # The accumulator layout of one 64 x 32 matrix instruction names which thread holds what of a slab.
-        mma = hopper_helpers.make_trivial_tiled_mma(
-            cutlass.Float16, cutlass.Float16, OperandMajorMode.K, OperandMajorMode.K, cutlass.Float32, (1, 1, 1), SLAB
-        )
+        mma = hopper_helpers.make_trivial_tiled_mma(cutlass.Float16, cutlass.Float16, OperandMajorMode.K, OperandMajorMode.K, cutlass.Float32, (1, 1, 1), SLAB)
         self.tiled_copy = cute.make_tiled_copy_C(cute.make_copy_atom(copy_op if op.dtype.width == 16 else CopyUniversalOp(), op.dtype), mma)
         self.thread_copy = self.tiled_copy.get_slice(thread)
         self.view = view

@@ -99,7 +99,7 @@ class BoundRowVector(BoundPart):
 
 
 class ColumnVector(Part):
-    """A vector along N, tensor (N, L): staged in shared memory before the mainloop, 0 for columns that do not exist.
+    """A vector along N, tensor (N,) or (N, L): staged in shared memory before the mainloop, 0 for columns that do not exist.
 
     ``halves``: the columns of S take turns in blocks of 32 from the two halves of the vector, as a tile's do from two weight halves.
     """
@@ -132,7 +132,7 @@ class BoundColumnVector(BoundPart):
                 source = column
                 if cutlass.const_expr(self.part.halves):
                     source = column // 64 * 32 + column % 32 + column // 32 % 2 * (place.columns // 2)
-                self.staged[local] = read_if(self.tensor, (source, place.group), column < place.columns)
+                self.staged[local] = read_if(self.tensor, (source, place.group)[: cute.rank(self.tensor)], column < place.columns)
 
     def begin(self) -> None:
         cute.arch.barrier(barrier_id=self.barrier_id, number_of_threads=128)
@@ -271,7 +271,7 @@ class BoundColumnSum(BoundPart):
 
 
 class Amax(Part):
-    """buffer[0] = max(buffer[0], the largest magnitude that ``add`` is given), tensor (1,) in float32. Exact and the same in any order."""
+    """buffer[0] = max(buffer[0], the largest magnitude that ``add`` is given), tensor of one float32 and any rank. Exact and the same in any order."""
 
     def bind(self, argument, config, buffer, thread, barrier_id):
         return BoundAmax(argument, thread)
@@ -295,7 +295,7 @@ class BoundAmax(BoundPart):
         largest = cute.arch.warp_reduction_max(self.largest[0])
         if self.thread % 32 == 0:
             # Of floats that are not negative the bits, as integers, are in the same order; and those of every negative float, -inf among them, are negative.
-            cute.arch.atomic_fmax(element(self.tensor, (0,)), largest, sign_bit=False)
+            cute.arch.atomic_fmax(element(self.tensor, (0,) * cute.rank(self.tensor)), largest, sign_bit=False)
 
 
 def absolute(x: Float32) -> Float32:

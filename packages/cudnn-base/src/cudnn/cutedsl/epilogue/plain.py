@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cutlass import Float32
+
 from cudnn.cutedsl.epilogue.op import SLAB_COLUMNS, Epilogue, LoadOp, StoreOp, TensorSpec, matrix
 from cudnn.cutedsl.epilogue.parts import Amax, ColumnVector
 
@@ -9,30 +11,30 @@ from cudnn.cutedsl.epilogue.parts import Amax, ColumnVector
 class Plain(Epilogue):
     """D = alpha · S + bias + addend, and amax = max(amax, max |D before rounding|).
 
-    ``bias_dtype``, ``addend_dtype``: dtype of a vector (N, L) and of a matrix laid out as D; None where there is none. ``amax``: whether the largest magnitude is kept, without a bias.
-    Scalars: (alpha,). Tensors: D (M, N, L), then bias (N, L), addend (M, N, L), amax (1,), as far as they are there.
+    ``addend_dtype``, ``bias_dtype``: dtype of a matrix laid out as D, and of a vector along N; None where there is none. ``amax_rank``: rank of the tensor of one float32 that keeps the largest
+    magnitude, 0 where there is none; not with a bias. Scalars: (alpha,). Tensors: D (M, N, L), then addend (M, N, L), bias (N,) or where ``bias_rank`` is 2 (N, L), amax, as far as they are there.
     """
 
     scalar_count = 1
 
-    def __init__(self, d_dtype, row_contiguous: bool, bias_dtype=None, addend_dtype=None, amax_dtype=None):
-        if bias_dtype is not None and amax_dtype is not None:
+    def __init__(self, d_dtype, row_contiguous: bool, addend_dtype=None, bias_dtype=None, bias_rank: int = 1, amax_rank: int = 0):
+        if bias_dtype is not None and amax_rank:
             raise ValueError("Plain: a bias and amax exclude each other; rows that do not exist would count with the bias alone")
         tensors = [matrix(d_dtype, row_contiguous)]
         self.stores = (StoreOp(d_dtype, row_contiguous),)
         self.bias = self.amax = None
         parts = []
-        if bias_dtype is not None:
-            self.bias = len(parts)
-            parts.append(ColumnVector(len(tensors)))
-            tensors.append(TensorSpec(bias_dtype, ("n", "l")))
         if addend_dtype is not None:
             self.loads = (LoadOp(addend_dtype, row_contiguous, len(tensors)),)
             tensors.append(matrix(addend_dtype, row_contiguous))
-        if amax_dtype is not None:
+        if bias_dtype is not None:
+            self.bias = len(parts)
+            parts.append(ColumnVector(len(tensors)))
+            tensors.append(TensorSpec(bias_dtype, ("n", "l")[:bias_rank]))
+        if amax_rank:
             self.amax = len(parts)
             parts.append(Amax(len(tensors)))
-            tensors.append(TensorSpec(amax_dtype, (1,)))
+            tensors.append(TensorSpec(Float32, (1,) * amax_rank))
         self.tensors, self.parts = tuple(tensors), tuple(parts)
 
     def requests(self, position):

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import cudnn
 import cudnn_graph
 from cudnn import registry
@@ -29,6 +31,7 @@ def test_the_registry_finds_it_usable() -> None:
 
 
 def test_every_target_of_the_manifest_exists() -> None:
+    pytest.importorskip("torch", reason="some of the names are operators of torch")
     for path, names in FAMILY.targets().items():
         for name, target in names.items():
             module, _, attribute = target.partition(":")

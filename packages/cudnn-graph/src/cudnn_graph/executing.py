@@ -86,6 +86,8 @@ class ExecutionMethods:
             else:
                 self._run_on_device(plan, pack, device, workspace, handle, override)
                 return
+        elif device not in (CPU, None):
+            self._refuse_silent_reference(index, device)
         plan.execute(pack, ExecutionContext(handle if handle is not None else self._context.handle, None, workspace, override))
 
     def _variant_pack(self: pygraph, table: BufferTable, tensor_dict: Any, tensor_uids: Sequence[int] | None) -> dict[int, Any]:
@@ -152,6 +154,17 @@ class ExecutionMethods:
             if size:
                 workspace = _torch_workspace(size, handle)
         plan.execute(pack, ExecutionContext(handle, handle._stream, workspace, override))
+
+    def _refuse_silent_reference(self: pygraph, index: int, device: int) -> None:
+        """CUDA tensors run on the reference engine only when that was asked for."""
+        context = self._context
+        if context.backend == "auto" and not context.reference_fallback:
+            name = self._configs[index].name
+            reasons = "; ".join(f"{engine}: {reason}" for engine, reason in self._declined) or "it was made from CPU tensors"
+            raise RuntimeError(
+                f"graph '{context.name}' was planned for the CPU (plan '{name}'; {reasons}) but its buffers are on cuda:{device}; "
+                "to run CUDA tensors in plain torch use pygraph(backend='reference') or reference_fallback=True"
+            )
 
     def _host_plan(self: pygraph, plan: CompiledPlan) -> CompiledPlan:
         """The reference engine's plan, for CPU buffers given to a graph planned for CUDA."""

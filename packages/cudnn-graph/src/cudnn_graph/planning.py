@@ -103,7 +103,8 @@ class PlanningMethods:
         """Ask the engines for plans and rank them. One-shot.
 
         Args:
-            heuristics: modes for cuDNN's heuristics, in order; default [A, FALLBACK].
+            heuristics: modes for cuDNN's heuristics, in order; default [A, FALLBACK]. OPENSOURCE stands for the kernels of installed families: as the
+                first mode it ranks their plans before cuDNN's.
 
         Raises:
             RuntimeError: called a second time.
@@ -114,8 +115,10 @@ class PlanningMethods:
             if self._planned:
                 raise RuntimeError(f"graph '{self._context.name}' has been planned already: create_execution_plans() works once")
             self.build_operation_graph()
+            from cudnn_graph.engines.registry import by_preference
+
             configs: list[PlanConfig] = []
-            for engine in self._engines:
+            for engine in by_preference(self._engines, modes):
                 try:
                     configs.extend(engine.propose(self, modes))
                 except DECLINE as error:

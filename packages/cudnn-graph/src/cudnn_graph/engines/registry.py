@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from cudnn_graph.engines.base import Engine
+from cudnn_graph.engines.base import KERNEL_ENGINE_ID, Engine
+from cudnn_graph.enums import heur_mode
 
 if TYPE_CHECKING:
     from cudnn_graph.graph import pygraph
@@ -17,6 +19,14 @@ def backend_engine() -> Engine:
     from cudnn_graph.engines.backend import BackendEngine
 
     return BackendEngine()
+
+
+@cache
+def kernel_engine() -> Engine:
+    """Fused kernels of the installed families."""
+    from cudnn_graph.engines.kernels import KernelEngine
+
+    return KernelEngine()
 
 
 @cache
@@ -58,11 +68,18 @@ def candidate_engines(graph: pygraph) -> tuple[list[Engine], list[tuple[str, str
         return _references(graph), []
     device, reason = graph_device_type(graph)
     if device == "cpu":
-        return _references(graph), [(backend_engine().name, reason)]
-    engines = [backend_engine()]
+        return [*_references(graph), kernel_engine()], [(backend_engine().name, reason)]
+    engines = [backend_engine(), kernel_engine()]
     if graph.context.reference_fallback:
         engines += _references(graph)
     return engines, []
+
+
+def by_preference(engines: Sequence[Engine], modes: Sequence[heur_mode]) -> list[Engine]:
+    """The engines in the order in which their plans are ranked: kernels of the families come first where OPENSOURCE is the first mode asked for."""
+    if modes and modes[0] is heur_mode.OPENSOURCE:
+        return sorted(engines, key=lambda engine: engine.engine_id != KERNEL_ENGINE_ID)
+    return list(engines)
 
 
 def _references(graph: pygraph) -> list[Engine]:
@@ -77,7 +94,7 @@ def _references(graph: pygraph) -> list[Engine]:
 
 def engine_by_name(name: str) -> Engine:
     """The engine that made a serialized plan. ValueError for an unknown name."""
-    for engine in (backend_engine(), *reference_engines()):
+    for engine in (backend_engine(), kernel_engine(), *reference_engines()):
         if engine.name == name:
             return engine
     raise ValueError(f"the plan was made by engine '{name}', which this version does not have")

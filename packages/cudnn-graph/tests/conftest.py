@@ -1,6 +1,9 @@
 # Copyright 2026 The cudnn for Hopper authors
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures: a stand-in for libcudnn in a process of its own, and a real libcudnn in this one."""
+"""Fixtures: a stand-in for libcudnn in a process of its own, and a real libcudnn in this one.
+
+``GRAPH_REPORT=file.json`` in the environment writes the outcome of every GPU test to a file: counts, the library, and what tests recorded.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+_outcomes: dict[str, dict[str, Any]] = {}
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if "gpu" in report.keywords and (report.when == "call" or report.outcome != "passed"):
+        reason = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else None
+        _outcomes[report.nodeid] = {"outcome": report.outcome, **({"reason": reason} if reason else {}), **dict(report.user_properties)}
+
+
+def pytest_sessionfinish() -> None:
+    path = os.environ.get("GRAPH_REPORT")
+    if not path or not _outcomes:
+        return
+    from cudnn_graph import library
+
+    by_test: dict[str, dict[str, int]] = {}
+    for name, entry in _outcomes.items():
+        counts = by_test.setdefault(name.split("::")[-1].split("[")[0], {})
+        counts[entry["outcome"]] = counts.get(entry["outcome"], 0) + 1
+    total = {outcome: sum(counts.get(outcome, 0) for counts in by_test.values()) for outcome in ("passed", "failed", "skipped")}
+    summary = {"libcudnn": library.describe(), "total": total, "by test": by_test, "tests": _outcomes}
+    Path(path).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+
 
 _PRELUDE = """
 import ctypes, json, os

@@ -11,7 +11,7 @@ import pytest
 
 from cudnn_graph import enums as e
 from cudnn_graph.constants import POINTWISE, Attr, Type
-from cudnn_graph.descriptors import BackendNotSupportedError, make_operation_graph
+from cudnn_graph.descriptors import make_operation_graph
 from cudnn_graph.errors import cudnnGraphNotSupportedError
 from cudnn_graph.graph import pygraph
 from cudnn_graph.lowering import lower

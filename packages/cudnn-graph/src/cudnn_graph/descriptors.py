@@ -14,8 +14,8 @@ from cudnn_graph.lowering.records import LoweredGraph, Recipe, Ref
 Factory = Callable[[int], Any]
 
 
-class BackendNotSupportedError(cudnnGraphNotSupportedError, RuntimeError):
-    """libcudnn knows no such thing as a descriptor asks for: a graph it does not support, found by a call that failed."""
+# Descriptors that describe one thing by itself. The library's "not supported" about one of them says that it has no such thing, not that it cannot run the graph.
+_HELPERS = frozenset({Desc.TENSOR, Desc.POINTWISE, Desc.CONVOLUTION, Desc.MATMUL, Desc.REDUCTION, Desc.RNG})
 
 
 def is_not_supported(status: int) -> bool:
@@ -24,13 +24,18 @@ def is_not_supported(status: int) -> bool:
 
 
 def backend_error(error: Any, what: str) -> Exception:
-    """The package's exception for a failed call: ``what`` was being done, the rest is the library's own text."""
+    """The package's exception for a failed call: ``what`` was being done, the rest is the library's own text.
+
+    cudnnGraphNotSupportedError when the library does not support an operation, a graph or an engine; RuntimeError for everything else.
+    """
     place = name_of(Desc, error.descriptor_type) if error.descriptor_type is not None else ""
     if error.attribute is not None:
         place += f", attribute {name_of(Attr, error.attribute)}"
     reason = f": {' '.join(error.last_error.split())}" if error.last_error else ""
     text = f"{what}: {error.call}{f' ({place})' if place else ''} returned {error.status_text} ({error.status}){reason}"
-    return BackendNotSupportedError(text) if is_not_supported(error.status) else RuntimeError(text)
+    if is_not_supported(error.status) and error.descriptor_type not in _HELPERS:
+        return cudnnGraphNotSupportedError(text)
+    return RuntimeError(text)
 
 
 class DescriptorBuilder:
@@ -46,7 +51,7 @@ class DescriptorBuilder:
         self._tensors: dict[int, Any] = {}
 
     def make(self, recipe: Recipe) -> Any:
-        """The finalized descriptor for a recipe. BackendNotSupportedError or RuntimeError, naming the node or tensor, when the library refuses."""
+        """The finalized descriptor for a recipe. cudnnGraphNotSupportedError or RuntimeError, naming the node or tensor, when the library refuses."""
         descriptor = self._factory(recipe.kind)
         try:
             for attribute, kind, value in recipe.attributes:
@@ -83,8 +88,8 @@ def make_operation_graph(
     """The finalized operation graph.
 
     Raises:
-        BackendNotSupportedError: the library does not support the combination of operations.
-        RuntimeError: another failed call.
+        cudnnGraphNotSupportedError: the library does not support an operation, or the combination of operations.
+        RuntimeError: another failed call; an operation that it does not know at all, such as a reduction to the average.
     """
     builder = DescriptorBuilder(lowered.tensors, factory, error)
     attributes: list[tuple[int, int, Any]] = []

@@ -118,6 +118,8 @@ def _compile(spec: KernelSpec) -> Any:
     extents: dict[str, Any] = {}
 
     def fake(spec):
+        if spec is None:
+            return cutlass.Int32(1)  # an extent that no tensor has
         # Pitches are checked by the host layer, which knows that an axis of one element may have any.
         stride = [cute.sym_int64() for _ in spec.axes]
         if spec.contiguous is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from cudnn.cutedsl import layout
@@ -16,7 +16,8 @@ from cudnn.cutedsl.epilogue.op import TensorSpec
 from cudnn.cutedsl.epilogue.rows import EqualRows, GroupedRows
 from cudnn.cutedsl.gemm.config import SLAB_COLUMNS, TILE_K_BYTES, GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
-from cudnn.cutedsl.gemm.scheduler import Tile
+from cudnn.cutedsl.gemm.scheduler import Tile, group_bounds
+from cudnn.cutedsl.gemm.tensormap import MAP_WORDS, MapWriter, map_pointer
 from cudnn.cutedsl.invariant import LoopInvariant
 
 
@@ -28,6 +29,7 @@ class Strided(LoopInvariant):
     """
 
     rows = EqualRows()  # how the epilogue finds the rows of its matrices
+    mapped: tuple[int, ...] = ()  # which of the descriptors are patterns of tensor maps that the device writes, one per group
 
     def __init__(self, problem: GemmProblem, config: GemmConfig, a_dtype, b_dtype, stages: int):
         self.problem, self.config, self.stages = problem, config, stages
@@ -99,20 +101,29 @@ class Strided(LoopInvariant):
         atom, view = cpasync.make_tiled_tma_atom(op, tensor, smem_layout, box, num_multicast=split)
         return atom, view
 
+    def table(self, tensors):
+        """Host side: where the device writes tensor maps, () without any."""
+        return ()
+
+    def write_maps(self, tensors, descriptors, stream) -> None:
+        """Host side: launch what writes them."""
+
     @cute.jit
     def prefetch(self, descriptors):
-        for atom, _ in descriptors:
-            cpasync.prefetch_descriptor(atom)
+        for i, (atom, _) in enumerate(descriptors):
+            if cutlass.const_expr(i not in self.mapped):
+                cpasync.prefetch_descriptor(atom)
 
-    def a_at(self, tile: Tile) -> tuple[Int32, Int32]:
-        """First row of A, and its plane."""
-        return tile.row, tile.group
+    def a_at(self, tile: Tile) -> tuple[Int32, Int32, Int32]:
+        """First row of A, first element along K, and plane."""
+        return tile.row, tile.k, tile.group
 
-    def b_plane(self, tile: Tile) -> Int32:
-        return tile.group
+    def b_at(self, tile: Tile) -> tuple[Int32, Int32]:
+        """First element of B along K, and plane."""
+        return tile.k, tile.group
 
-    def loader(self, descriptors, sA, sB, cta_layout, cta_m, cta_n):
-        return StridedLoader(self, descriptors, sA, sB, cta_layout, cta_m, cta_n)
+    def loader(self, descriptors, table, sA, sB, cta_layout, cta_m, cta_n):
+        return StridedLoader(self, descriptors, table, sA, sB, cta_layout, cta_m, cta_n)
 
 
 class RaggedRows(Strided):
@@ -141,8 +152,62 @@ class RaggedRows(Strided):
         a, b, *_ = tensors
         return a.shape[0], b.shape[1] * self.b_tensors, a.shape[1], b.shape[0]
 
-    def a_at(self, tile: Tile) -> tuple[Int32, Int32]:
-        return tile.start + tile.row, Int32(0)
+    def a_at(self, tile: Tile) -> tuple[Int32, Int32, Int32]:
+        return tile.start + tile.row, tile.k, Int32(0)
+
+
+class PointerRows(RaggedRows):
+    """``RaggedRows`` with the address of each group's B (N, K), compact, in an int64 tensor (E,), or in two, one for each half. A small kernel writes a tensor map for each in front of every launch."""
+
+    @property
+    def specs(self) -> tuple[TensorSpec | None, ...]:
+        pointers = TensorSpec(cutlass.Int64, ("l",))
+        table = TensorSpec(cutlass.Int64, ("l", self.parts, MAP_WORDS), 2)
+        return (TensorSpec(self.a_dtype, ("m", "k"), 1), *(pointers for _ in range(self.b_tensors)), None, table, TensorSpec(cutlass.Int32, ("l",)))
+
+    @property
+    def mapped(self) -> tuple[int, ...]:
+        return tuple(range(1, 1 + self.parts))
+
+    def table(self, tensors):
+        return tensors[-2]
+
+    @cute.jit
+    def extents(self, tensors) -> tuple[Int32, Int32, Int32, Int32]:
+        return tensors[0].shape[0], tensors[-3], tensors[0].shape[1], tensors[-1].shape[0]
+
+    @cute.jit
+    def views(self, tensors):
+        # What a pattern's address is does not matter.
+        address = tensors[0].iterator.toint()
+        rows, columns = tensors[-3] // self.b_tensors, tensors[0].shape[1]
+        return layout.plane(tensors[0]), tuple(self._matrix(address, rows, columns) for _ in range(self.b_tensors))
+
+    def _matrix(self, address, rows: Int32, columns: Int32) -> cute.Tensor:
+        """(rows, columns, 1) at ``address``."""
+        pointer = cute.make_ptr(self.b_dtype, address, cute.AddressSpace.gmem, assumed_align=16)
+        stride = (Int64(columns), 1, Int64(0)) if self.b_k_major else (1, Int64(rows), Int64(0))
+        return cute.make_tensor(pointer, cute.make_layout((rows, columns, 1), stride=stride))
+
+    @cute.jit
+    def write_maps(self, tensors, descriptors, stream):
+        arguments = []
+        functions = []
+        for part in cutlass.range_constexpr(self.parts):
+            functions.append(lambda a, group, part=part: self._part(a, group, part))
+            arguments.append((tensors[1 + part % self.b_tensors], tensors[-3], tensors[0].shape[1]))
+        atoms = tuple(descriptors[1 + part][0] for part in range(self.parts))
+        MapWriter(functions)(atoms, tuple(arguments), tensors[-2], stream)
+
+    @cute.jit
+    def _part(self, arguments, group: Int32, part: cutlass.Constexpr) -> cute.Tensor:
+        """Device side: B of ``group``, or of its two halves number ``part``."""
+        pointers, n, k = arguments
+        matrix = layout.for_tma(self._matrix(pointers[group], n // self.b_tensors, k), self.b_k_major)
+        return matrix if cutlass.const_expr(self.problem.b_parts != "halves") else layout.half(matrix, part, 0)
+
+    def b_at(self, tile: Tile) -> tuple[Int32, Int32]:
+        return tile.k, Int32(0)
 
 
 class RaggedSteps(Strided):
@@ -169,26 +234,100 @@ class RaggedSteps(Strided):
         a, b, _ = tensors
         return layout.ragged(a, 1, 2), (layout.ragged(layout.permuted(b, (1, 0)), 1, 2),)
 
-    def a_at(self, tile: Tile) -> tuple[Int32, Int32]:
-        return tile.row, tile.start
+    def a_at(self, tile: Tile) -> tuple[Int32, Int32, Int32]:
+        return tile.row, tile.k, tile.start
 
-    def b_plane(self, tile: Tile) -> Int32:
-        return tile.start
+    def b_at(self, tile: Tile) -> tuple[Int32, Int32]:
+        return tile.k, tile.start
 
 
-SOURCES = {"dense": Strided, "rows": RaggedRows, "steps": RaggedSteps}
+class MappedSteps(RaggedSteps):
+    """Groups of steps where A (M, T) or B (T, N) is contiguous along T. An axis with stride 1 cannot have a second one beside it, so each group gets tensor maps of its own, written in front of every launch, that
+    end where the group ends: its steps are laid from its beginning, and what lies behind reads as zeros.
+
+    A map begins at a multiple of 16 bytes, up to 7 elements in front of the group, and its steps at the group. With ``step_blocks`` a group's matrix has a beginning and a pitch of its own: group e of an operand
+    of R rows starts at element R * start, with lines of as many elements as the group has steps, a multiple of 16 bytes.
+    """
+
+    mapped = (0, 1)
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        a = TensorSpec(self.a_dtype, ("m", "k"), 1 if self.a_k_major else 0)
+        b = TensorSpec(self.b_dtype, ("k", "n"), 0 if self.b_k_major else 1)
+        return a, b, TensorSpec(cutlass.Int64, ("l", 2, MAP_WORDS), 2), TensorSpec(cutlass.Int32, ("l",))
+
+    def table(self, tensors):
+        return tensors[-2]
+
+    @cute.jit
+    def extents(self, tensors) -> tuple[Int32, Int32, Int32, Int32]:
+        a, b, _, offsets = tensors
+        return a.shape[0], b.shape[1], a.shape[1], offsets.shape[0]
+
+    @cute.jit
+    def views(self, tensors):
+        return layout.plane(tensors[0]), (layout.plane(layout.permuted(tensors[1], (1, 0))),)
+
+    @cute.jit
+    def write_maps(self, tensors, descriptors, stream):
+        a, (b,) = self.views(tensors)
+        functions = (lambda x, group: self._steps(x, group, self.a_k_major), lambda x, group: self._steps(x, group, self.b_k_major))
+        MapWriter(functions)((descriptors[0][0], descriptors[1][0]), ((a, tensors[-1]), (b, tensors[-1])), tensors[-2], stream)
+
+    @cute.jit
+    def _steps(self, arguments, group: Int32, k_major: cutlass.Constexpr) -> cute.Tensor:
+        """Device side: one operand (rows, T, 1) cut to the steps of ``group``."""
+        whole, offsets = arguments
+        tensor = layout.for_tma(whole, k_major)
+        rows, extent, _ = tensor.shape
+        start, end = group_bounds(offsets, group, extent)
+        unit = 128 // tensor.element_type.width
+        skipped = self._skipped(start, k_major)
+        stride = tensor.stride
+        offset = Int64(start - skipped) * tensor.stride[1]
+        if cutlass.const_expr(k_major and self.problem.step_blocks):
+            offset = Int64(start) * rows
+            pitch = cute.assume(Int64(cutlass.max(end - start, Int32(unit))), divby=unit)
+            stride = (pitch, 1, pitch)
+        pointer = tensor.iterator + cute.assume(offset, divby=unit)
+        # A group without steps starts behind the one element that its map must have.
+        shape = (rows, cutlass.max(end - start + skipped, Int32(1)), 1)
+        return cute.make_tensor(pointer, cute.make_layout(shape, stride=stride))
+
+    def _skipped(self, start: Int32, k_major: bool) -> Int32:
+        """Elements of a map in front of its group."""
+        return start % (128 // self.a_dtype.width) if k_major and not self.problem.step_blocks else Int32(0)
+
+    def _first(self, tile: Tile, k_major: bool) -> Int32:
+        return cutlass.select_(tile.k == -self.tile_k, Int32(self.tile_k), self._skipped(tile.start, k_major))
+
+    def a_at(self, tile: Tile) -> tuple[Int32, Int32, Int32]:
+        return tile.row, self._first(tile, self.a_k_major), Int32(0)
+
+    def b_at(self, tile: Tile) -> tuple[Int32, Int32]:
+        return self._first(tile, self.b_k_major), Int32(0)
+
+
+def source_for(problem: GemmProblem) -> type[Strided]:
+    """The operand source of ``problem``."""
+    if problem.grouping == "dense":
+        return Strided
+    if problem.grouping == "rows":
+        return PointerRows if problem.b_pointers else RaggedRows
+    return RaggedSteps if (problem.a_major, problem.b_major) == ("m", "n") else MappedSteps
 
 
 class StridedLoader(LoopInvariant):
     """Device side of ``Strided``: partitioned views, and one call per pipeline stage."""
 
-    def __init__(self, source: Strided, descriptors, sA, sB, cta_layout, cta_m, cta_n):
+    def __init__(self, source: Strided, descriptors, table, sA, sB, cta_layout, cta_m, cta_n):
         c = source.config
-        self.source, self.cta_m, self.cta_n = source, cta_m, cta_n
+        self.source, self.table, self.cta_m, self.cta_n = source, table, cta_m, cta_n
         coord = (cta_m, cta_n, 0)
         self.a_mask = cute.make_layout_image_mask(cta_layout, coord, mode=1) if c.cluster_n > 1 else None
         self.b_mask = cute.make_layout_image_mask(cta_layout, coord, mode=0) if c.cluster_m > 1 else None
-        self.a, *self.b = descriptors
+        self.descriptors = descriptors
         self.sA = cute.group_modes(sA, 0, 2)
         if source.parts == 1:
             self.sB = cute.group_modes(sB, 0, 2)
@@ -196,27 +335,37 @@ class StridedLoader(LoopInvariant):
             divided = cute.zipped_divide(sB, (SLAB_COLUMNS, source.tile_k))
             self.sB = cute.group_modes(divided[((None, None), (None, 0, None))], 0, 2)
 
+    def begin(self, tile):
+        """Before the first copy of ``tile``: see what the device has written of its maps."""
+        for slot in range(len(self.source.mapped)):
+            cpasync.fence_tma_desc_acquire(map_pointer(self.table, tile.group, slot))
+
     def load(self, tile, k_tile, stage, barrier):
         """Issue the copies of step ``k_tile`` of ``tile`` into ``stage``; they complete on ``barrier``."""
         c, tile_k = self.source.config, self.source.tile_k
-        (row, a_plane), b_plane = self.source.a_at(tile), self.source.b_plane(tile)
+        (row, a_k, a_plane), (b_k, b_plane) = self.source.a_at(tile), self.source.b_at(tile)
         masked = {} if self.a_mask is None else {"mcast_mask": self.a_mask}
-        self._copy(self.a, self.sA, stage, (c.tile_m, tile_k), row, tile.k, (0, k_tile, a_plane), self.cta_n, c.cluster_n, barrier, masked)
+        self._copy(0, self.sA, stage, (c.tile_m, tile_k), row, a_k, (0, k_tile, a_plane), self.cta_n, c.cluster_n, barrier, masked | self._map(tile, 0))
         masked = {} if self.b_mask is None else {"mcast_mask": self.b_mask}
         if self.source.parts == 1:
-            self._copy(self.b[0], self.sB, stage, (c.tile_n, tile_k), 0, tile.k, (tile.n, k_tile, b_plane), self.cta_m, c.cluster_m, barrier, masked)
+            self._copy(1, self.sB, stage, (c.tile_n, tile_k), 0, b_k, (tile.n, k_tile, b_plane), self.cta_m, c.cluster_m, barrier, masked | self._map(tile, 1))
         else:
             pairs = self.source.pieces // 2
             for i in range(pairs // c.cluster_m):
                 pair = i * c.cluster_m + self.cta_m if c.cluster_m > 1 else i
-                for part, descriptor in enumerate(self.b):
+                for part in range(2):
                     at = (tile.n * pairs + pair, k_tile, b_plane)
-                    self._copy(descriptor, self.sB, (2 * pair + part, stage), (SLAB_COLUMNS, tile_k), 0, tile.k, at, 0, 1, barrier, masked)
+                    self._copy(1 + part, self.sB, (2 * pair + part, stage), (SLAB_COLUMNS, tile_k), 0, b_k, at, 0, 1, barrier, masked | self._map(tile, 1 + part))
 
-    def _copy(self, descriptor, shared, target, box, row, k, coordinate, cta, ctas: int, barrier, masked):
+    def _map(self, tile, descriptor: int) -> dict:
+        """The map to use instead of ``descriptor``, as an argument."""
+        mapped = self.source.mapped
+        return {"tma_desc_ptr": map_pointer(self.table, tile.group, mapped.index(descriptor))} if descriptor in mapped else {}
+
+    def _copy(self, descriptor: int, shared, target, box, row, k, coordinate, cta, ctas: int, barrier, options):
         """One box: the one at ``coordinate`` (in boxes, and the plane) counted from element (row, k)."""
-        atom, view = descriptor
+        atom, view = self.descriptors[descriptor]
         part = cute.local_tile(cute.domain_offset((row, k, 0), view), box, coordinate)
         to, source = cpasync.tma_partition(atom, cta, cute.make_layout(ctas), shared, cute.group_modes(part, 0, 2))
         target = target if isinstance(target, tuple) else (target,)
-        cute.copy(atom, source, to[(None, *target)], tma_bar_ptr=barrier, **masked)
+        cute.copy(atom, source, to[(None, *target)], tma_bar_ptr=barrier, **options)

@@ -104,6 +104,16 @@ class DenseScheduler(LoopInvariant):
         return Tile((tile_m * c.cluster_m + cta_m) * c.tile_m, rows, tile_n * c.cluster_n + cta_n, batch, Int32(0), batch, begin * self.tile_k, k_tiles)
 
 
+@cute.jit
+def group_bounds(offsets: cute.Tensor, group: Int32, extent: Int32) -> tuple[Int32, Int32]:
+    """(first, one past the last) of ``group``, both from 0 to ``extent`` and in order whatever ``offsets`` holds."""
+    start = Int32(0)
+    if group > 0:
+        start = offsets[group - 1]
+    start = cutlass.min(cutlass.max(start, Int32(0)), extent)
+    return start, cutlass.min(cutlass.max(offsets[group], start), extent)
+
+
 class Window(NamedTuple):
     """Place in the list of a ``GroupedScheduler``: the groups ``first .. first + 31``, one per lane of the warp."""
 
@@ -207,11 +217,7 @@ class GroupedScheduler(LoopInvariant):
         group = first + lane
         start, end = Int32(0), Int32(0)
         if group < groups:
-            end = offsets[group]
-            if group > 0:
-                start = offsets[group - 1]
-        start = cutlass.min(cutlass.max(start, Int32(0)), extent)
-        end = cutlass.min(cutlass.max(end, start), extent)
+            start, end = group_bounds(offsets, group, extent)
         count = self._tiles_m(arguments, end - start) * tiles_n
         if group >= groups:
             count = Int32(0)

@@ -14,7 +14,7 @@ from cudnn.cutedsl.epilogue.op import Epilogue, Place
 from cudnn.cutedsl.gemm import mma
 from cudnn.cutedsl.gemm.config import SLAB_ROWS, GemmConfig
 from cudnn.cutedsl.gemm.exchange import Exchange
-from cudnn.cutedsl.gemm.operands import SOURCES
+from cudnn.cutedsl.gemm.operands import source_for
 from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.cutedsl.gemm.scheduler import DenseScheduler, GroupedScheduler
 from cudnn.cutedsl.invariant import LoopInvariant
@@ -51,7 +51,7 @@ class GemmSm90(LoopInvariant):
         if reason is not None:
             raise ValueError(f"config {config}: {reason}")
         self.stages = config.stages_for(problem, self.epilogue_bytes)
-        self.operands = SOURCES[problem.grouping](problem, config, a_dtype, b_dtype, self.stages)
+        self.operands = source_for(problem)(problem, config, a_dtype, b_dtype, self.stages)
         if problem.grouping == "dense":
             self.scheduler = DenseScheduler(config, self.operands.tile_k)
         else:
@@ -85,7 +85,8 @@ class GemmSm90(LoopInvariant):
 
         self.storage = Storage
         clusters = cutlass.min(self.scheduler.most_tiles(schedule), max_clusters)
-        self.kernel(loads, fusion, a_layout, b_layout, schedule, n).launch(
+        source.write_maps(operands, loads, stream)
+        self.kernel(loads, source.table(operands), fusion, a_layout, b_layout, schedule, n).launch(
             grid=[clusters * self.cluster, 1, 1],
             block=[self.threads, 1, 1],
             cluster=[self.cluster, 1, 1],
@@ -98,6 +99,7 @@ class GemmSm90(LoopInvariant):
     def kernel(
         self,
         loads,
+        table,
         fusion,
         a_layout: cute.ComposedLayout,
         b_layout: cute.ComposedLayout,
@@ -151,7 +153,7 @@ class GemmSm90(LoopInvariant):
         if group == 0:
             cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
             if warp == 0:
-                self.produce(ab, self.operands.loader(loads, sA, sB, cta_layout, cta_m, cta_n), schedule, first, step, cta_m, cta_n, part)
+                self.produce(ab, self.operands.loader(loads, table, sA, sB, cta_layout, cta_m, cta_n), schedule, first, step, cta_m, cta_n, part)
         else:
             cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
             consumer = group - 1
@@ -167,6 +169,7 @@ class GemmSm90(LoopInvariant):
         place = self.scheduler.start(schedule, first)
         while self.scheduler.more(schedule, place):
             tile = self.scheduler.tile(schedule, place, cta_m, cta_n, part)
+            loader.begin(tile)
             for k_tile in cutlass.range(tile.k_tiles, unroll=1):
                 ab.producer_acquire(state)
                 loader.load(tile, k_tile, state.index, ab.producer_get_barrier(state))

@@ -191,17 +191,18 @@ class BoundPlan {
     std::vector<py::object> keys_;
 };
 
-py::object backend_error_type;
+// Not a py::object: that would drop its reference after the interpreter is gone.
+PyObject* backend_error_type = nullptr;
 
 void set_backend_error(const BackendError& error) {
-    py::object instance = backend_error_type(error.what());
+    py::object instance = py::reinterpret_borrow<py::object>(backend_error_type)(error.what());
     instance.attr("status") = error.status;
     instance.attr("status_text") = error.status_text;
     instance.attr("last_error") = error.last_error;
     instance.attr("call") = error.call;
     instance.attr("descriptor_type") = error.descriptor >= 0 ? py::object(py::int_(error.descriptor)) : py::object(py::none());
     instance.attr("attribute") = error.attribute >= 0 ? py::object(py::int_(error.attribute)) : py::object(py::none());
-    PyErr_SetObject(backend_error_type.ptr(), instance.ptr());
+    PyErr_SetObject(backend_error_type, instance.ptr());
 }
 
 }  // namespace
@@ -209,11 +210,14 @@ void set_backend_error(const BackendError& error) {
 PYBIND11_MODULE(_ext, module) {
     module.doc() = "Thin layer over the backend descriptor API of libcudnn.so.9, which is opened at run time.";
 
-    backend_error_type = py::reinterpret_steal<py::object>(PyErr_NewExceptionWithDoc(
+    backend_error_type = PyErr_NewExceptionWithDoc(
         "cudnn_graph._ext.BackendError",
         "A cuDNN call failed. Attributes: status (int), status_text, last_error (cuDNN's own text), call, descriptor_type and attribute (int or None).",
-        PyExc_RuntimeError, nullptr));
-    module.attr("BackendError") = backend_error_type;
+        PyExc_RuntimeError, nullptr);
+    if (backend_error_type == nullptr) {
+        throw py::error_already_set();
+    }
+    module.attr("BackendError") = py::reinterpret_borrow<py::object>(backend_error_type);
     py::register_exception_translator([](std::exception_ptr pointer) {
         try {
             if (pointer) {

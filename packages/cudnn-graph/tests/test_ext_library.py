@@ -136,6 +136,56 @@ ext.load(ext.loaded_path())
     assert result[5][0][0] == "RuntimeError" and result[5][1] == "a thing needs cuDNN 9.20.0 or newer; the loaded library is 9.19.0"
 
 
+class Stub:
+    """Stands for the extension."""
+
+    def __init__(self, path: Path, cudart: int) -> None:
+        self.path = path
+        self.cudart = cudart
+
+    def cudart_version(self) -> int:
+        return self.cudart
+
+    def loaded_path(self) -> str:
+        return str(self.path)
+
+
+@pytest.mark.parametrize("layout", ["site/nvidia/cu99/lib", "site/nvidia/cublas/lib", "one", None])
+def test_the_library_of_matrix_products_is_opened_or_missed(places: Path, monkeypatch: pytest.MonkeyPatch, layout: str | None) -> None:
+    cudnn = make(places / ("one" if layout == "one" else "site/nvidia/cudnn/lib") / "libcudnn.so.9")
+    monkeypatch.setattr(library, "loaded", lambda: Stub(Path(cudnn), 99010))
+    opened = []
+
+    def open_library(path: str) -> None:
+        if not Path(path).is_file():
+            raise OSError("no such file")
+        opened.append(path)
+
+    monkeypatch.setattr(library.ctypes, "CDLL", open_library)
+    library.missing_companion.cache_clear()
+    try:
+        if layout is None:
+            reason = library.missing_companion()
+            assert reason == (
+                f"{cudnn} needs libcublasLt.so.99, which cannot be opened (libcublasLt.so.99: no such file); "
+                "install it with pip install nvidia-cublas (nvidia-cublas-cu12 for CUDA 12)"
+            )
+        else:
+            file = make(places / layout / "libcublasLt.so.99")
+            assert library.missing_companion() is None
+            assert [os.path.realpath(path) for path in opened] == [os.path.realpath(file)]
+    finally:
+        library.missing_companion.cache_clear()
+
+
+def test_libraries_that_do_without_it(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path, cudart in ((places / "site/nvidia/cudnn_jit/lib/libcudnn.so.9", 99010), (places / "one/libcudnn.so.9", 0)):
+        monkeypatch.setattr(library, "loaded", lambda path=path, cudart=cudart: Stub(path, cudart))
+        library.missing_companion.cache_clear()
+        assert library.missing_companion() is None
+    library.missing_companion.cache_clear()
+
+
 def test_importing_the_modules_opens_no_library_and_no_framework() -> None:
     code = """
 import sys

@@ -329,3 +329,25 @@ result = [moe(e.data_type.FP8_E4M3), moe(e.data_type.BFLOAT16)]
         assert "computes only the rows of the first expert; use a version below 9.18.0 or from 9.21.0 on" in result[0][1]
     else:
         assert result[0] is None
+
+
+def test_plans_for_another_architecture_need_its_description(fake_cudnn) -> None:
+    result = fake_cudnn.run("""
+import cudnn.device
+class Hopper:
+    sm_version, compute_capability = 90, (9, 0)
+cudnn.device.device_info = lambda ordinal: Hopper
+h = create_handle(); h._ordinal = 0; h._context = 0
+result = [failure(matmul_graph(handle=h, sm_version=v).build) for v in (90, 100)]
+def scaled():
+    g = pygraph("q", io_data_type=e.data_type.HALF, compute_data_type=e.data_type.FLOAT, backend="cudnn", handle=h)
+    y, scale = g.block_scale_quantize(g.tensor([1, 128, 64]), block_size=32)
+    y.set_output(True).set_data_type(e.data_type.FP8_E4M3); scale.set_output(True).set_data_type(e.data_type.FP8_E8M0)
+    return g
+result.append(failure(scaled().build))
+""")
+    same, other, scaled = result
+    assert same is None
+    assert other[0][0] == "cudnnGraphNotSupportedError"
+    assert "sm_version=100 asks for plans for another architecture than that of cuda:0 (90); pass device_property= as well" in other[1]
+    assert "cuDNN has block-scaled operations for compute capability 10.0 and newer only, found 9.0" in scaled[1]

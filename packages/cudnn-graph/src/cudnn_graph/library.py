@@ -16,11 +16,13 @@ A candidate that does not open is passed over; when none opens, the error lists 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import sysconfig
 import threading
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 SONAMES = ("libcudnn.so.9", "libcudnn.so")
@@ -173,6 +175,34 @@ def real_file(name: str) -> str:
         if os.path.basename(path).startswith(os.path.basename(name)):
             return path
     return name
+
+
+@cache
+def missing_companion() -> str | None:
+    """Why libcudnn cannot plan although it opened, or None. Opens libcublasLt where libcudnn's own search would not find it.
+
+    libcudnn opens libcublasLt when it first plans a matmul, and ends the process when there is none. The build that only compiles at run time
+    (nvidia-cudnn-jit) does without.
+    """
+    ext = loaded()
+    cuda = ext.cudart_version() // 1000
+    file = real_file(ext.loaded_path())
+    if not cuda or f"{os.sep}cudnn_jit{os.sep}" in file:
+        return None
+    name = f"libcublasLt.so.{cuda}"
+    beside = os.path.dirname(file)
+    folders = [beside, *(os.path.join(beside, "..", "..", folder, "lib") for folder in ("cublas", f"cu{cuda}"))]
+    folders += [os.path.join(root, "nvidia", folder, "lib") for root in package_roots() for folder in ("cublas", f"cu{cuda}")]
+    tried = []
+    for path in [*(path for path in (os.path.join(folder, name) for folder in folders) if os.path.isfile(path)), name]:
+        try:
+            # A library that is open is found by its name, whoever opened it.
+            ctypes.CDLL(path)
+        except OSError as error:
+            tried.append(f"{path}: {error}")
+        else:
+            return None
+    return f"{file} needs {name}, which cannot be opened ({'; '.join(tried)}); install it with pip install nvidia-cublas (nvidia-cublas-cu12 for CUDA 12)"
 
 
 def require(version: int, what: str) -> None:

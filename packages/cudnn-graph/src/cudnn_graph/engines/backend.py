@@ -73,7 +73,8 @@ class BackendEngine(Engine):
                 if ext.current_context()[1] < 0:
                     self._unavailable = "there is no CUDA device (or no driver, libcuda.so.1)"
                 else:
-                    self._is_available = True
+                    self._unavailable = library.missing_companion()
+                    self._is_available = self._unavailable is None
         return self._unavailable
 
     def check_support(self, graph: pygraph) -> None:
@@ -96,6 +97,9 @@ class BackendEngine(Engine):
             ext = library.loaded()
         except library.LibraryError as error:
             raise cudnnGraphNotSupportedError(str(error)) from error
+        missing = library.missing_companion()
+        if missing is not None:
+            raise cudnnGraphNotSupportedError(missing)
         version = ext.version()
         if context.is_override_shape_enabled:
             library.require(OVERRIDE_SHAPES_SINCE, "is_override_shape_enabled=True")
@@ -298,6 +302,8 @@ class BackendEngine(Engine):
         try:
             engine.set(Attr.ENGINE_OPERATION_GRAPH, Type.BACKEND_DESCRIPTOR, state.operation_graph)
             engine.set(Attr.ENGINE_GLOBAL_INDEX, Type.INT64, engine_id)
+            if graph.context.sm_count is not None:
+                engine.set(Attr.ENGINE_SM_COUNT_TARGET, Type.INT32, graph.context.sm_count)
             if state.device_property is not None:
                 engine.set(Attr.ENGINE_DEVICEPROP, Type.BACKEND_DESCRIPTOR, state.device_property.descriptor)
             return engine.finalize(state.context)
@@ -329,9 +335,18 @@ def _notes(engine: Any, attribute: int, kind: int, enum: Any) -> tuple[Any, ...]
 
 
 def _check_architecture(graph: pygraph, handle: Handle | None) -> None:
-    """The library accepts block scales on every device and refuses them late and obscurely."""
+    """cudnnGraphNotSupportedError for a plan for another architecture without its description, and for block scales before Blackwell.
+
+    The library accepts block scales on every device and refuses them late and obscurely.
+    """
     if handle is None or handle.ordinal is None:
         return
+    wanted = graph.context.sm_version
+    if wanted is not None and wanted != handle.device.sm_version:
+        raise cudnnGraphNotSupportedError(
+            f"sm_version={wanted} asks for plans for another architecture than that of cuda:{handle.ordinal} ({handle.device.sm_version}); "
+            f"pass device_property= as well (cudnn.create_device_properties)"
+        )
     for node in graph.nodes:
         if node.node_type in (NodeType.BLOCK_SCALE_QUANTIZE, NodeType.BLOCK_SCALE_DEQUANTIZE):
             major, minor = handle.device.compute_capability

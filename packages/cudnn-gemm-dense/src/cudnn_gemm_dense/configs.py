@@ -49,7 +49,7 @@ def predicted_cost(config: GemmConfig, m: int, n: int, k: int, batches: int, sms
     products = config.tile_m * config.tile_n * k / PRODUCT_RATE
     # What is multicast is read once for the cluster.
     read = (config.tile_m / config.cluster_n + config.tile_n / config.cluster_m) * 2 * k / LOAD_RATE
-    overhead = TILE_OVERHEAD + (SPLIT_OVERHEAD if config.split_k > 1 else 0)
+    overhead: float = TILE_OVERHEAD + (SPLIT_OVERHEAD if config.split_k > 1 else 0)
     if config.pingpong:
         # The epilogue runs beside the other consumer's products; a CTA with a single tile has nothing beside it, and half of its consumers idle.
         overhead = overhead / 4 if waves > 1 else overhead + products / 2

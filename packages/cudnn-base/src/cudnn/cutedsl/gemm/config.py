@@ -104,7 +104,9 @@ class GemmConfig:
         if problem.promotes and self.k_atoms > 1:
             return "k_atoms > 1: 8-bit operands with full accumulation take their sums every 128 elements"
         if problem.promotes and self.pingpong:
-            return "pingpong: 8-bit operands with full accumulation need the cooperative schedule, where one warpgroup's additions run beside the other's products"
+            return (
+                "pingpong: 8-bit operands with full accumulation need the cooperative schedule, where one warpgroup's additions run beside the other's products"
+            )
         if problem.operand_bits != 16 and (problem.a_major, problem.b_major) != ("k", "k"):
             return f"majors {problem.a_major} and {problem.b_major}: the matrix cores read {problem.a_dtype} along K only; transpose the operand first"
         if self.split_k not in (1, 2, 4, 8):

@@ -1,5 +1,6 @@
 # Generated from the manifests by tools/generate_catalog.py (nox -s stubs). Do not edit.
 
+from cudnn import cache as cache
 from cudnn import datatypes as datatypes
 from cudnn import errors as errors
 from cudnn import registry as registry

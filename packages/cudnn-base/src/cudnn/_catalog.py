@@ -34,6 +34,7 @@ NAMES: dict[str, dict[str, str]] = {
         "backend_version_string": "graph",
         "behavior_note": "graph",
         "build_plan_policy": "graph",
+        "cache": "base",
         "create_device_properties": "graph",
         "create_handle": "graph",
         "create_kernel_cache": "graph",
@@ -134,8 +135,10 @@ MODULES = frozenset(
         "tensor_desc",
         "tensors",
         "testing",
+        "torch_operators",
         "tuple_dict",
         "workspace",
+        "wrapper_calls",
     }
 )
 """The modules of base."""

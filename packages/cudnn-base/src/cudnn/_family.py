@@ -11,6 +11,7 @@ FAMILY = Family(
         "APIBase": "cudnn.api_base:APIBase",
         "TensorDesc": "cudnn.tensor_desc:TensorDesc",
         "TupleDict": "cudnn.tuple_dict:TupleDict",
+        "cache": "cudnn.cache",
         "datatypes": "cudnn.datatypes",
         "errors": "cudnn.errors",
         "precompile": "cudnn.cache.precompile:precompile",

@@ -16,10 +16,6 @@ class KernelUnavailableError(ImportError):
         self.distribution = distribution
 
 
-class UnsupportedError(ValueError):
-    """The arguments are valid by themselves but no kernel serves this combination."""
-
-
 class ArchitectureError(RuntimeError):
     """The device cannot run the kernel: another compute capability, or no CUDA device at all."""
 

@@ -42,17 +42,14 @@ _DSL_MODULES = frozenset({"cutlass", "tvm_ffi", "nvidia_cutlass_dsl", "cudnn"})
 _lock = threading.RLock()
 _discovery = Discovery()
 _stored: list[tuple[ModuleType, str]] = []
-_failures: dict[tuple[str, str], tuple[str, FamilyStatus]] = {}
+_failures: dict[tuple[str, str], FamilyStatus] = {}
 _frontend_checked = False
 
 
 def families() -> list[FamilyStatus]:
     """Every installed family with its state, the project's own first. A failure that only showed when a name was used is included."""
-    failed = {(status.name, status.distribution): status for _, status in _failures.values()}
-    found = [status for name in DISTRIBUTIONS if name != "base" and (status := _discovery.first_party(name)) is not None]
-    found += _discovery.others()
-    found = [failed.get((status.name, status.distribution), status) for status in found]
-    return sorted(found, key=lambda status: (not status.first_party, status.name, status.distribution))
+    failed = {(status.name, status.distribution): status for status in _failures.values()}
+    return [failed.get((status.name, status.distribution), status) for status in _by_manifest()]
 
 
 def missing_distributions() -> list[str]:
@@ -77,7 +74,7 @@ def available(name: str) -> bool:
 
 def operations() -> list[tuple[str, str]]:
     """(family, module) for every operation of the usable families; each module exports `precompile_specs()`."""
-    return [(status.name, module) for status in families() if status.state == "ok" and status.family for module in status.family.operations]
+    return [(status.name, module) for status in _by_manifest() if status.state == "ok" for module in status.family.operations]
 
 
 def refresh() -> None:
@@ -151,10 +148,8 @@ def resolve_all() -> None:
 def usable_names(path: str) -> set[str]:
     """The names of a namespace that resolve here, with the non-empty namespaces below it, as far as can be told without importing their modules."""
     found = set()
-    for status in [_base_status(), *families()]:
-        # A failure that showed with one name says nothing about the family's other names.
-        manifest_ok = status.state == "ok" or (status.name, status.distribution) in {(other.name, other.distribution) for _, other in _failures.values()}
-        if not manifest_ok:
+    for status in [_base_status(), *_by_manifest()]:
+        if status.state != "ok":
             continue
         for other, names in status.targets().items():
             if other == path:
@@ -184,6 +179,12 @@ def require_namespace(path: str) -> None:
         failures.append((owner, status))
     owner, status = failures[0]
     raise _not_installed(path, owner) if status is None else _unavailable("", path, status, status.reason)
+
+
+def _by_manifest() -> list[FamilyStatus]:
+    """Every installed family in the state that its manifest gives it."""
+    found = [status for name in DISTRIBUTIONS if name != "base" and (status := _discovery.first_party(name)) is not None]
+    return sorted([*found, *_discovery.others()], key=lambda status: (not status.first_party, status.name, status.distribution))
 
 
 def _base_status() -> FamilyStatus:
@@ -256,7 +257,7 @@ def _load_failure(status: FamilyStatus, path: str, name: str, target: str, error
             f"{original}. Reinstall it with: {repair}"
         )
     with _lock:
-        _failures[path, name] = (message, replace(status, state=state, reason=message, cause=error))
+        _failures[path, name] = replace(status, state=state, reason=message, cause=error)
     return KernelUnavailableError(message, name=label, distribution=status.distribution)
 
 

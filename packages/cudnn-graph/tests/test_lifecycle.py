@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -592,6 +595,27 @@ def test_a_graph_made_from_cpu_tensors_needs_no_gpu():
     out = torch.empty(2, 3)
     graph.execute({y: out})
     assert (out >= 0).all()
+
+
+def test_without_torch_the_ir_works_and_planning_says_what_is_missing():
+    """In a process that cannot import torch."""
+    code = """
+import sys
+sys.modules["torch"] = None
+import cudnn
+graph = cudnn.pygraph(io_data_type="float32")
+y = graph.relu(graph.tensor([2, 2])).set_output(True)
+graph.validate()
+assert cudnn.pygraph().deserialize(repr(graph)) is None
+try:
+    graph.build()
+except cudnn.cudnnGraphNotSupportedError as error:
+    assert "no engine takes the graph" in str(error) and "torch is not installed" in str(error), error
+else:
+    raise AssertionError("planned without torch and without a GPU")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 0, done.stderr
 
 
 def test_many_threads_execute_one_graph():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cudnn_graph.buffers import CPU, BufferTable, missing_buffer
@@ -98,7 +98,7 @@ class ExecutionMethods:
                 raise ValueError("tensor_uids goes with a list of buffers, not with a dictionary")
             if len(tensor_uids) != len(tensor_dict):
                 raise ValueError(f"got {len(tensor_dict)} buffers for {len(tensor_uids)} tensor_uids")
-            items = zip(tensor_uids, tensor_dict, strict=True)
+            items: Iterable[tuple[Any, Any]] = zip(tensor_uids, tensor_dict, strict=True)
         elif isinstance(tensor_dict, Mapping):
             items = tensor_dict.items()
         else:

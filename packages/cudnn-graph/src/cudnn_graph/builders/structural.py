@@ -98,7 +98,7 @@ class StructuralMethods(BuilderBase):
         self,
         input: Any,
         descale: Any,
-        block_size: Sequence[int],
+        block_size: int | Sequence[int],
         is_negative_scale: bool = False,
         *,
         name: str = "",
@@ -108,10 +108,10 @@ class StructuralMethods(BuilderBase):
         """input * descale, every scale factor serving a block of ``block_size`` elements (one int for each axis, or for the last axes)."""
         if not isinstance(is_negative_scale, bool):
             raise TypeError(f"block_scale_dequantize(): is_negative_scale must be a bool, got {is_negative_scale!r}")
-        sizes = (block_size,) if hasattr(block_size, "__index__") else block_size
-        params = {"block_size": int_tuple(sizes, "block_scale_dequantize: block_size"), "is_negative_scale": is_negative_scale}
-        if any(size < 1 for size in params["block_size"]):
-            raise ValueError(f"block_scale_dequantize(): block_size must hold values of at least 1, got {list(params['block_size'])}")
+        sizes = int_tuple(block_size if isinstance(block_size, (list, tuple)) else (block_size,), "block_scale_dequantize: block_size")
+        if any(size < 1 for size in sizes):
+            raise ValueError(f"block_scale_dequantize(): block_size must hold values of at least 1, got {list(sizes)}")
+        params = {"block_size": sizes, "is_negative_scale": is_negative_scale}
         return self._add_node(
             "block_scale_dequantize",
             NodeType.BLOCK_SCALE_DEQUANTIZE,

@@ -148,7 +148,7 @@ class KernelEngine(Engine):
         device = _device(graph)
 
         def desc(name: str, view: View, dtype: data_type) -> Any:
-            order = sorted(range(3), key=lambda axis: (view.stride[axis], view.shape[axis]))
+            order = tuple(sorted(range(3), key=lambda axis: (view.stride[axis], view.shape[axis])))
             return TensorDesc(torch_dtype(dtype), view.shape, view.stride, order, device, name=name)
 
         scratch = _scratch_view(match)

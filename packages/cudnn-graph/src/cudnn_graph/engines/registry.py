@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from cudnn_graph.engines.base import KERNEL_ENGINE_ID, Engine
+from cudnn_graph.engines.base import DECLINE, KERNEL_ENGINE_ID, Engine
 from cudnn_graph.enums import heur_mode
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _references(graph: pygraph) -> list[Engine]:
     narrow, wide = reference_engines()
     try:
         narrow.check_support(graph)
-    except NotImplementedError:
+    except DECLINE:
         return [wide]
     return [narrow]
 

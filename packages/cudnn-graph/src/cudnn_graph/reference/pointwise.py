@@ -134,7 +134,7 @@ def apply(mode: str, operands: list[torch.Tensor], params: Mapping[str, Any]) ->
     if mode in ("relu", "leaky_relu"):
         return _relu(operands[0], params)
     if mode in ("relu_backward", "leaky_relu_backward"):
-        return _relu_backward(*operands, params)
+        return _relu_backward(operands[0], operands[1], params)
     if mode == "swish":
         return operands[0] * torch.sigmoid(params.get("swish_beta", 1.0) * operands[0])
     if mode == "swish_backward":

@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import threading
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from cudnn_graph import library
@@ -33,7 +32,7 @@ class Handle:
     ``create_handle`` makes one on the current device.
     """
 
-    __slots__ = ("_backend_handle", "_ordinal", "_stream", "_context", "__weakref__")
+    __slots__ = ("_backend_handle", "_ordinal", "_stream", "_context")
 
     def __init__(self, backend_handle: int | None, ordinal: int | None = None, stream: int | None = None) -> None:
         self._backend_handle = backend_handle
@@ -72,8 +71,8 @@ class Handle:
         return f"Handle({address}, cuda:{'?' if self._ordinal is None else self._ordinal}, stream={self._stream})"
 
 
-# Handles made here and not destroyed yet; they are destroyed at exit.
-_alive: weakref.WeakSet[Handle] = weakref.WeakSet()
+# Library handle -> CUDA context, of handles made here and not destroyed yet; they are destroyed at exit.
+_alive: dict[int, int] = {}
 
 
 def create_handle() -> Handle:
@@ -94,7 +93,7 @@ def _create(ordinal: int) -> Handle:
         raise RuntimeError(f"no cuDNN handle can be made on {place}: {error}") from error
     handle = Handle(address, found if found >= 0 else None, 0)
     handle._context = context
-    _alive.add(handle)
+    _alive[address] = context
     return handle
 
 
@@ -105,8 +104,8 @@ def destroy_handle(handle: Handle) -> None:
     """
     _require_handle(handle, "destroy_handle")
     address, handle._backend_handle, handle._stream = handle._backend_handle, None, None
-    _alive.discard(handle)
     if address is not None:
+        _alive.pop(address, None)
         library.loaded().destroy_handle(address, handle.context)
 
 
@@ -195,8 +194,8 @@ def _at_exit() -> None:
     if not library.is_loaded():
         return
     ext = library.loaded()
-    for handle in list(_alive):
+    while _alive:
         # A device that failed earlier answers every call with that error; there is nobody left to tell.
-        with contextlib.suppress(ext.BackendError):
-            destroy_handle(handle)
+        with contextlib.suppress(ext.BackendError, RuntimeError):
+            ext.destroy_handle(*_alive.popitem())
     ext.begin_shutdown()

@@ -47,6 +47,7 @@ TOOLS = [
     "numpy",
     "build",
     "hatchling>=1.27",
+    "editables",
     "pybind11>=2.13",
     "rich",
     "virtualenv",
@@ -57,7 +58,7 @@ COMBINATIONS = [combination for count in range(len(FAMILIES) + 1) for combinatio
 
 
 def short(combination: tuple[str, ...]) -> str:
-    """ "base+gemm-dense" """
+    """The name of a combination, such as base+gemm-dense."""
     return "+".join(["base", *(name.removeprefix("cudnn-") for name in combination)])
 
 
@@ -139,7 +140,7 @@ def imports(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["build"])
 def wheels(session: nox.Session) -> None:
-    """The contents of the wheels in dist/."""
+    """The contents of the wheels in dist/, and editable installs."""
     python = shared(session, "tools", TOOLS)
     session.run(python, "-m", "pytest", "tests/wheels", "-m", "not slow", *session.posargs, env={"CUDNN_DIST": str(DIST)})
 

@@ -149,7 +149,7 @@ def measure_host(paths: Sequence[HostPath], inputs: Inputs, timer: Timer) -> lis
 
 def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Geometric mean of our speed-up over each whole peer, per set of shapes and over all: {set: {peer: ratio}}."""
-    found: dict[str, dict[str, list[float]]] = {row["set"]: {} for row in rows} | {"all": {}}
+    found: dict[str, dict[str, list[float]]] = {**{row["set"]: {} for row in rows}, "all": {}}
     for row in rows:
         for peer, ratio in row["ratios"].items():
             if row["candidates"][peer]["whole"]:

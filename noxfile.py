@@ -52,7 +52,7 @@ TOOLS = [
     "rich",
     "virtualenv",
 ]
-HEAVY = [*TEST_REQUIREMENTS, *BASE_REQUIREMENTS, TORCH, "numpy", *DSL, "rich", "matplotlib", "hatchling>=1.27"]
+HEAVY = [*TEST_REQUIREMENTS, *BASE_REQUIREMENTS, TORCH, "numpy", *DSL, "rich", "matplotlib", "hatchling>=1.27", "pybind11>=2.13", "editables"]
 
 COMBINATIONS = [combination for count in range(len(FAMILIES) + 1) for combination in itertools.combinations(FAMILIES, count)]
 

@@ -196,6 +196,6 @@ def _at_exit() -> None:
     ext = library.loaded()
     while _alive:
         # A device that failed earlier answers every call with that error; there is nobody left to tell.
-        with contextlib.suppress(ext.BackendError, RuntimeError):
+        with contextlib.suppress(RuntimeError):
             ext.destroy_handle(*_alive.popitem())
     ext.begin_shutdown()

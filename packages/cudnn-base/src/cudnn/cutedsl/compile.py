@@ -27,7 +27,7 @@ class KernelSpec:
     """One GEMM kernel: operation, problem, fusion, configuration, architecture.
 
     ``fusion`` names a function ``"module:attribute"`` that takes ``(problem, options)`` and returns the ``Epilogue``; ``options`` is frozen data with ``as_dict()``. The result of
-    ``build()`` is called as ``kernel(operands, tensors, scalars, max_clusters, stream)``: tuples of tensors on the device, a tuple of floats, the number of clusters
+    ``build()`` is called as ``kernel(operands, tensors, scalars, max_clusters, stream)``: tuples of tensors on the device, a tuple of floats (one that is not used where the fusion takes none), the number of clusters
     that fit on the device at once, and a raw stream handle.
     """
 
@@ -132,7 +132,7 @@ def _compile(spec: KernelSpec) -> Any:
         kernel,
         tuple(fake(t) for t in kernel.operands.specs),
         tuple(fake(kernel.operands.rows.caller_axes(t)) for t in epilogue.tensors),
-        tuple(cutlass.Float32(1.0) for _ in range(epilogue.scalar_count)),
+        tuple(cutlass.Float32(1.0) for _ in range(max(epilogue.scalar_count, 1))),
         cutlass.Int32(1),
         cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=False),
         options=f"--enable-tvm-ffi --gpu-arch {spec.arch}",

@@ -24,6 +24,16 @@ def relu(x: Float32) -> Float32:
     return cute.arch.fmax(x, Float32(0.0), nan=True)
 
 
+def smaller(x: Float32, y: Float32) -> Float32:
+    """min(x, y); NaN stays NaN."""
+    return cute.arch.fmin(x, y, nan=True)
+
+
+def larger(x: Float32, y: Float32) -> Float32:
+    """max(x, y); NaN stays NaN."""
+    return cute.arch.fmax(x, y, nan=True)
+
+
 def tanh(x: Float32) -> Float32:
     """The hyperbolic tangent, to about 1e-6 of its value (the hardware's own is good to 5e-4)."""
     # 1 - 2 / (1 + e^2x) loses digits near 0, where three terms of the series have them all.
@@ -67,4 +77,27 @@ class Situ:
         return grad * scaled_up * d_activated, grad * activated * (Float32(1.0) - bent_up * bent_up), scaled_up * activated
 
 
-GATED = {"swiglu": Swiglu, "situ": Situ}
+class Geglu:
+    """(up' + offset) gate' sigmoid(a gate') with gate' = min(gate, high) and up' = max(min(up, high), low), the form of the gpt-oss models. Scalars: (offset, a, high, low)."""
+
+    scalar_count = 4
+
+    def forward(self, gate: Float32, up: Float32, scalars) -> Float32:
+        offset, a, high, low = scalars
+        gate = smaller(gate, high)
+        return (larger(smaller(up, high), low) + offset) * (gate * sigmoid(a * gate))
+
+    def backward(self, gate: Float32, up: Float32, grad: Float32, scalars) -> tuple[Float32, Float32, Float32]:
+        """As ``Swiglu.backward``; the gradient of what is cut off is 0."""
+        offset, a, high, low = scalars
+        inside_gate, inside_up = gate <= high, (up <= high) & (up >= low)
+        gate = smaller(gate, high)
+        linear = larger(smaller(up, high), low) + offset
+        s = sigmoid(a * gate)
+        activated = gate * s
+        d_gate = grad * s * (Float32(1.0) + a * gate * (Float32(1.0) - s)) * linear
+        zero = Float32(0.0)
+        return cutlass.select_(inside_gate, d_gate, zero), cutlass.select_(inside_up, grad * activated, zero), activated * linear
+
+
+GATED = {"swiglu": Swiglu, "situ": Situ, "geglu": Geglu}

@@ -113,6 +113,7 @@ class EpilogueDriver(LoopInvariant):
         per_block = self.config.tile_n // 2
         for part in self.parts:
             part.begin()
+        self._begin_stores()
         for block in range(len(self.places)):
             for index in range(self.visits):
                 for i in range(slabs):
@@ -125,6 +126,12 @@ class EpilogueDriver(LoopInvariant):
                 part.end_block(self.places[block], block)
         if (len(self.places) * self.visits * self.epilogue.stores_per_visit) % RING_SLOTS:
             self.drain()
+
+    @cute.jit
+    def _begin_stores(self):
+        if self.warp == 0:
+            for store in self.stores:
+                store.begin(self.places[0])
 
     @cute.jit
     def _request_first(self):

@@ -92,9 +92,15 @@ class StoreOp(SlabOp):
         super().__init__(dtype, row_contiguous, tensor, half)
         self.adds = adds
 
-    def descriptor(self, tensors, rows):
-        """Host side: (TMA atom, TMA tensor)."""
-        return self._atom(cpasync.CopyReduceBulkTensorTileS2GOp() if self.adds else cpasync.CopyBulkTensorTileS2GOp(), rows.stored(self.view(tensors)))
+    def _copy_op(self):
+        return cpasync.CopyReduceBulkTensorTileS2GOp() if self.adds else cpasync.CopyBulkTensorTileS2GOp()
+
+    def descriptor(self, tensors, rows, extents):
+        """Host side: (TMA atom, TMA tensor). ``extents``: M and N."""
+        return self._atom(self._copy_op(), rows.stored(self.view(tensors)))
+
+    def beforehand(self, tensors, descriptor, extents, stream) -> None:
+        """Host side: launches in front of the kernel's."""
 
     def bind(self, descriptor, rows, buffer, slots: int, slot_bytes: int, thread):
         """Device side: partition ``buffer`` (bytes of one warpgroup's ring) and the matrix for ``thread`` of the warpgroup. ``rows`` finds its rows."""
@@ -145,6 +151,9 @@ class BoundStore(_BoundSlabs):
     def __init__(self, op: StoreOp, descriptor, rows, buffer, slots: int, slot_bytes: int, thread):
         super().__init__(op, StMatrix8x8x16bOp(not op.row_contiguous, 4), descriptor, rows, buffer, slots, slot_bytes, thread)
         self.targets = [self.thread_copy.partition_D(s) for s in self.shared]
+
+    def begin(self, place: Place) -> None:
+        """By the issuing warp, before the first ``issue`` of a tile."""
 
     def put(self, values: cute.Tensor, slot: int) -> None:
         """Convert 16 float32 ``values`` and write them to ``slot``."""
@@ -202,15 +211,21 @@ class Epilogue(LoopInvariant):
         raise TypeError(f"{type(self).__name__} defines no visit")
 
     @cute.jit
-    def arguments(self, tensors, scalars, rows):
-        """Host side: what of the caller's tensors the kernel is given. ``rows`` finds their rows."""
-        stores = tuple(op.descriptor(tensors, rows) for op in self.stores)
+    def arguments(self, tensors, scalars, rows, extents):
+        """Host side: what of the caller's tensors the kernel is given. ``rows`` finds their rows; ``extents``: M and N."""
+        stores = tuple(op.descriptor(tensors, rows, extents) for op in self.stores)
         loads = tuple(op.descriptor(tensors, rows) for op in self.loads)
         parts = tuple(part.argument(tensors) for part in self.parts)
         return stores, loads, parts, scalars
 
     @cute.jit
-    def afterwards(self, tensors, stream):
-        """Host side, after the kernel's launch: the small kernels that complete reductions."""
+    def beforehand(self, tensors, arguments, extents, stream):
+        """Host side, before the kernel's launch: the small kernels that write tensor maps."""
+        for op, descriptor in zip(self.stores, arguments[0]):
+            op.beforehand(tensors, descriptor, extents, stream)
+
+    @cute.jit
+    def afterwards(self, tensors, offsets, stream):
+        """Host side, after the kernel's launch: the small kernels that complete reductions. ``offsets``: ends of the groups, None without groups."""
         for part in self.parts:
-            part.afterwards(tensors, stream)
+            part.afterwards(tensors, offsets, stream)

@@ -51,8 +51,8 @@ class Part(LoopInvariant):
         """Host side: what of the caller's tensors the kernel is given."""
         return tensors[self.tensor]
 
-    def afterwards(self, tensors, stream) -> None:
-        """Host side: launches that follow the kernel's."""
+    def afterwards(self, tensors, offsets, stream) -> None:
+        """Host side: launches that follow the kernel's. ``offsets``: ends of the groups, None without groups."""
 
     def bind(self, argument, config: GemmConfig, buffer, thread, barrier_id):
         """Device side. ``buffer``: this warpgroup's shared memory; ``thread``: within the warpgroup."""
@@ -160,7 +160,7 @@ class RowSum(Part):
         return tensors[self.tensor if self.partials is None else self.partials]
 
     @cute.jit
-    def afterwards(self, tensors, stream):
+    def afterwards(self, tensors, offsets, stream):
         if cutlass.const_expr(self.partials is not None):
             SumParts()(tensors[self.partials], tensors[self.tensor], stream)
 
@@ -217,11 +217,15 @@ class ColumnSum(Part):
     def shared_bytes(self, config: GemmConfig) -> int:
         return WARPS * self.columns(config) * 4
 
+    def partial_at(self, place, column):
+        """Where the sum of the block at ``place`` goes in ``partials``."""
+        return (place.row // SLAB_ROWS, column, place.group)
+
     def argument(self, tensors):
         return tensors[self.tensor if self.partials is None else self.partials]
 
     @cute.jit
-    def afterwards(self, tensors, stream):
+    def afterwards(self, tensors, offsets, stream):
         if cutlass.const_expr(self.partials is not None):
             SumParts()(tensors[self.partials], tensors[self.tensor], stream)
 
@@ -265,7 +269,7 @@ class BoundColumnSum(BoundPart):
                     cute.arch.atomic_add(element(self.tensor, (column, place.group)), total)
                 else:
                     if place.row < place.rows:
-                        self.tensor[(place.row // SLAB_ROWS, column, place.group)] = total
+                        self.tensor[self.part.partial_at(place, column)] = total
         # The next block writes where this one is read.
         cute.arch.barrier(barrier_id=self.barrier_id, number_of_threads=128)
 

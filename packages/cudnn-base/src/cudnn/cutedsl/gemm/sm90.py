@@ -70,7 +70,7 @@ class GemmSm90(LoopInvariant):
         schedule = self.scheduler.arguments(m, n, batches, cute.ceil_div(k, source.tile_k), source.offsets(operands))
         loads = source.descriptors(operands)
         tensors = tuple(source.rows.planes_of(spec, tensor) for spec, tensor in zip(self.epilogue.tensors, tensors))
-        fusion = self.epilogue.arguments(tensors, scalars, source.rows)
+        fusion = self.epilogue.arguments(tensors, scalars, source.rows, (m, n))
         a_layout, b_layout = source.smem_layouts()
 
         @cute.struct
@@ -86,6 +86,7 @@ class GemmSm90(LoopInvariant):
         self.storage = Storage
         clusters = cutlass.min(self.scheduler.most_tiles(schedule), max_clusters)
         source.write_maps(operands, loads, stream)
+        self.epilogue.beforehand(tensors, fusion, (m, n), stream)
         self.kernel(loads, source.table(operands), fusion, a_layout, b_layout, schedule, n).launch(
             grid=[clusters * self.cluster, 1, 1],
             block=[self.threads, 1, 1],
@@ -93,7 +94,7 @@ class GemmSm90(LoopInvariant):
             min_blocks_per_mp=1,
             stream=stream,
         )
-        self.epilogue.afterwards(tensors, stream)
+        self.epilogue.afterwards(tensors, source.offsets(operands), stream)
 
     @cute.kernel
     def kernel(

@@ -292,6 +292,14 @@ def test_constructor_errors():
         cudnn.pygraph(handle=123)
     with pytest.raises(cudnn.cudnnGraphNotSupportedError, match="is_dynamic_shape_enabled"):
         cudnn.pygraph(kernel_cache=object())
+    with pytest.raises(TypeError, match="kernel_cache must be a cudnn.kernel_cache"):
+        cudnn.pygraph(kernel_cache=object(), is_dynamic_shape_enabled=True)
+    with pytest.raises(TypeError, match="device_property must be a cudnn.device_properties"):
+        cudnn.pygraph(device_property="H200")
+    with pytest.raises(TypeError, match="cuda_graph_retention must be"):
+        cudnn.pygraph(cuda_graph_retention=1)
+    with pytest.raises(TypeError, match="sm_count must be an int"):
+        cudnn.pygraph(sm_count="many")
     with pytest.raises(ValueError, match="backend must be one of"):
         cudnn.pygraph(backend="fast")
     assert not isinstance(cudnn.cudnnGraphNotSupportedError(), (RuntimeError, ValueError))

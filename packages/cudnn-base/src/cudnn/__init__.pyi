@@ -9,6 +9,16 @@ from cudnn.cache.precompile import precompile as precompile
 from cudnn.device import DeviceInfo as DeviceInfo
 from cudnn.tensor_desc import TensorDesc as TensorDesc
 from cudnn.tuple_dict import TupleDict as TupleDict
+from cudnn_gemm_dense.amax.api import GemmAmax as GemmAmax
+from cudnn_gemm_dense.amax.api import gemm_amax_wrapper as gemm_amax_wrapper
+from cudnn_gemm_dense.dsrelu.api import GemmDsrelu as GemmDsrelu
+from cudnn_gemm_dense.dsrelu.api import gemm_dsrelu_wrapper as gemm_dsrelu_wrapper
+from cudnn_gemm_dense.dswiglu.api import GemmDswiglu as GemmDswiglu
+from cudnn_gemm_dense.dswiglu.api import gemm_dswiglu_wrapper as gemm_dswiglu_wrapper
+from cudnn_gemm_dense.gemm.api import Gemm as Gemm
+from cudnn_gemm_dense.gemm.api import gemm_wrapper as gemm_wrapper
+from cudnn_gemm_dense.srelu.api import GemmSrelu as GemmSrelu
+from cudnn_gemm_dense.srelu.api import gemm_srelu_wrapper as gemm_srelu_wrapper
 from cudnn_gemm_dense.swiglu.api import GemmSwiglu as GemmSwiglu
 from cudnn_gemm_dense.swiglu.api import gemm_swiglu_wrapper as gemm_swiglu_wrapper
 from cudnn_graph.context import GraphContext as GraphContext
@@ -52,6 +62,12 @@ from cudnn_graph.wrapper import Graph as Graph
 
 __version__: str
 
+GemmAmaxSm100 = GemmAmax
+GemmDsreluSm100 = GemmDsrelu
+GemmSreluSm100 = GemmSrelu
 GemmSwigluSm100 = GemmSwiglu
+gemm_amax_wrapper_sm100 = gemm_amax_wrapper
+gemm_dsrelu_wrapper_sm100 = gemm_dsrelu_wrapper
+gemm_srelu_wrapper_sm100 = gemm_srelu_wrapper
 gemm_swiglu_wrapper_sm100 = gemm_swiglu_wrapper
 handle = Handle

@@ -163,3 +163,16 @@ def check_cluster(tile: tuple[int, int], cluster: tuple[int, int], *, single_cta
         raise ValueError(f"cluster_shape_mn: found {cluster}, needs powers of two with a product of at most 16")
     if single_cta_cluster and tile[0] == 128 and cluster != (1, 1):
         raise ValueError(f"cluster_shape_mn: found {cluster} with mma_tiler_mn {tile}, needs (1, 1) for tiles of 128 rows, or tiles of 256 rows")
+
+
+def check_major(name: str, value: Any) -> None:
+    """ValueError unless the major of an output (M, N, L) is "n" or "m"."""
+    if value not in ("n", "m"):
+        raise ValueError(f"{name}: found {value!r}, needs 'n' or 'm'")
+
+
+def check_free_hints(mma_tiler_mn: Any, cluster_shape_mn: Any) -> None:
+    """ValueError unless the hints ``mma_tiler_mn`` and ``cluster_shape_mn`` are None or two positive integers each: those of operations without published values."""
+    for name, value in (("mma_tiler_mn", mma_tiler_mn), ("cluster_shape_mn", cluster_shape_mn)):
+        if value is not None and min(as_pair(name, value)) < 1:
+            raise ValueError(f"{name}: found {value}, needs two positive integers, or None")

@@ -4,26 +4,34 @@ from __future__ import annotations
 
 from cudnn.family import Family
 
-_SWIGLU = {
-    "GemmSwiglu": "cudnn_gemm_dense.swiglu.api:GemmSwiglu",
-    "gemm_swiglu_wrapper": "cudnn_gemm_dense.swiglu.api:gemm_swiglu_wrapper",
-    "GemmSwigluSm100": "cudnn_gemm_dense.swiglu.api:GemmSwiglu",
-    "gemm_swiglu_wrapper_sm100": "cudnn_gemm_dense.swiglu.api:gemm_swiglu_wrapper",
+
+def _names(module: str, cls: str, wrapper: str, published: bool = True) -> dict[str, str]:
+    """Class and wrapper of one operation, also under their published names where they have such."""
+    targets = {cls: f"cudnn_gemm_dense.{module}.api:{cls}", wrapper: f"cudnn_gemm_dense.{module}.api:{wrapper}"}
+    return {**targets, **({f"{cls}Sm100": targets[cls], f"{wrapper}_sm100": targets[wrapper]} if published else {})}
+
+
+_OPERATIONS = {
+    "amax": _names("amax", "GemmAmax", "gemm_amax_wrapper"),
+    "dsrelu": _names("dsrelu", "GemmDsrelu", "gemm_dsrelu_wrapper"),
+    "dswiglu": _names("dswiglu", "GemmDswiglu", "gemm_dswiglu_wrapper", published=False),
+    "gemm": _names("gemm", "Gemm", "gemm_wrapper", published=False),
+    "srelu": _names("srelu", "GemmSrelu", "gemm_srelu_wrapper"),
+    "swiglu": _names("swiglu", "GemmSwiglu", "gemm_swiglu_wrapper"),
 }
 
 FAMILY = Family(
     name="gemm_dense",
     distribution="cudnn-gemm-dense",
-    names=_SWIGLU,
+    names={public: target for names in _OPERATIONS.values() for public, target in names.items()},
     namespaces={
-        "gemm.cutedsl.dense.swiglu": _SWIGLU,
-        "gemm.cutedsl.dense.swiglu.api": _SWIGLU,
+        **{f"gemm.cutedsl.dense.{op}{api}": names for op, names in _OPERATIONS.items() for api in ("", ".api")},
         "ops": {
             "interleave_gate_up": "cudnn_gemm_dense.swiglu.layout:interleave_gate_up",
             "deinterleave_gate_up": "cudnn_gemm_dense.swiglu.layout:deinterleave_gate_up",
         },
     },
-    operations=("cudnn_gemm_dense.swiglu.api",),
+    operations=tuple(f"cudnn_gemm_dense.{op}.api" for op in _OPERATIONS),
     archs=("sm_90a",),
     doc="dense/gemm_swiglu.md",
 )

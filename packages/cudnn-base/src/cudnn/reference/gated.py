@@ -41,6 +41,21 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return up * torch.nn.functional.silu(gate)
 
 
+def join_gate_up(gate: torch.Tensor, up: torch.Tensor, glu_layout: str = "interleaved32", *, dim: int = 1, order: str = "up_first") -> torch.Tensor:
+    """The inverse of ``split_gate_up``: a new tensor of extent 2 I along ``dim``."""
+    import torch
+
+    _check_choice("glu_layout", glu_layout, GLU_LAYOUTS)
+    return torch.cat((gate, up), dim) if glu_layout != "interleaved32" else interleave_gate_up((gate, up), dim, order)
+
+
+def swiglu_backward(gate: torch.Tensor, up: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(gradient of gate, gradient of up, up * silu(gate)) from the gradient of up * silu(gate)."""
+    s = gate.sigmoid()
+    activated = gate * s
+    return grad * up * (s + activated * (1 - s)), grad * activated, up * activated
+
+
 def interleave_gate_up(gate_up: torch.Tensor | tuple[torch.Tensor, torch.Tensor], dim: int = 0, order: str = "up_first") -> torch.Tensor:
     """Weights (or pre-activations) in the 32-wide interleave that the kernels read by default, from two halves.
 

@@ -1,0 +1,364 @@
+"""What the classes of all GEMM operations share: the way from sample tensors to kernels, and from a call to a launch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from cudnn.api_base import APIBase
+from cudnn.cutedsl.gemm.config import GemmConfig
+from cudnn.cutedsl.gemm.problem import GemmProblem
+from cudnn.datatypes import itemsize_bits
+from cudnn.device import device_info, require_arch, select_backend
+from cudnn.gemm_layout import Extents, GemmLayout
+from cudnn.memo import Memo
+from cudnn.streams import launch_handle, stream_context
+from cudnn.tensors import Metadata, check_alignment, check_same_device, is_jax_array, is_torch_tensor, metadata, require_torch_like
+from cudnn.workspace import WorkspaceCarver, ws_align
+
+if TYPE_CHECKING:
+
+    from cudnn.cutedsl.compile import KernelSpec
+
+LAUNCHES = 1024  # extents that one object remembers
+OPERAND_DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+Tensors = tuple[Any, ...]
+Scalars = tuple[float, ...]
+
+
+class Bound(NamedTuple):
+    """What a checked object is bound to."""
+
+    problem: GemmProblem
+    options: Any
+    majors: dict[str, str]
+    selected: str  # "sm90" or "reference"
+
+    @property
+    def transposed(self) -> tuple[int, ...]:
+        """Operands that are copied to be contiguous along K first: the matrix units read 8-bit and 32-bit elements in no other order."""
+        if itemsize_bits(self.problem.a_dtype) == 16:
+            return ()
+        return tuple(i for i, major in enumerate((self.problem.a_major, self.problem.b_major)) if major != "k")
+
+    @property
+    def kernel_problem(self) -> GemmProblem:
+        """The problem as the kernel sees it, after transposing."""
+        return replace(self.problem, a_major="k", b_major="k") if self.transposed else self.problem
+
+
+class Launch(NamedTuple):
+    """What runs for given extents: a kernel, or where there is none a function of (tensors, scalars, stream)."""
+
+    kernel: Callable[..., None] | None
+    clusters: int = 0
+    extents: Extents | None = None
+    config: GemmConfig | None = None
+    scratch_bytes: int = 0
+    otherwise: Callable[[Tensors, Scalars, Any], None] | None = None
+
+
+def pack(names: Sequence[str], tensors: Sequence[Any]) -> dict[str, Any]:
+    """Arguments by name from tensors one by one: ``x[0] ...`` and ``x[1] ...`` become the pair ``x``."""
+    result: dict[str, Any] = {}
+    for name, t in zip(names, tensors, strict=True):
+        base, bracket, _ = name.partition("[")
+        result[base] = (*result.get(base, ()), t) if bracket else t
+    return result
+
+
+def sample_metadata(op: str, name: str, t: Any) -> Metadata:
+    """Metadata of a tensor or description; ValueError that names it for anything else, a jax.Array included."""
+    if t is None or is_jax_array(t):
+        if t is None:
+            raise ValueError(f"{op}: {name} is None, needs a tensor or a TensorDesc")
+        require_torch_like(op, [(name, t)])
+    try:
+        return metadata(t)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+class GemmOperation(APIBase):
+    """A fused GEMM bound to dtypes, majors, presence of optional tensors and configuration; extents, scalars and pointers are run-time values.
+
+    A subclass has ``execute`` with the published arguments, which hands its tensors on to ``_run``: those that are given, in the order of ``layout``, which is the order in which the kernel takes
+    them: operands, other matrices, vectors.
+    """
+
+    op: ClassVar[str]
+
+    def __init__(
+        self, tensors: Sequence[tuple[str, Any]], layout: GemmLayout, *, operands: int = 2, backend: str, config: GemmConfig | Mapping[str, object] | None
+    ) -> None:
+        super().__init__()
+        self._layout = layout
+        self._operands = operands
+        self._samples = tuple(sample_metadata(type(self).__name__, name, t) for name, t in tensors)
+        self.backend = backend
+        self.config = None if config is None else GemmConfig.of(config)
+        self._bound: Bound | None = None
+        self._launches: Memo = Memo(LAUNCHES)
+        self._traced_arguments = ""
+
+    # What a subclass says about itself.
+
+    @abstractmethod
+    def _check(self) -> tuple[GemmProblem, Any, dict[str, str]]:
+        """Check everything but configuration, backend and device; problem, options of the kernel, and majors."""
+
+    @abstractmethod
+    def _spec(self, problem: GemmProblem, options: Any, config: GemmConfig) -> KernelSpec:
+        """The kernel."""
+
+    @abstractmethod
+    def _default_configs(self, problem: GemmProblem, options: Any) -> tuple[GemmConfig, ...]:
+        """The configurations to build where the caller gives none."""
+
+    @abstractmethod
+    def _choose(self, configs: Sequence[GemmConfig], extents: Extents) -> GemmConfig:
+        """The one out of ``configs`` that runs."""
+
+    @abstractmethod
+    def _unfit(self, problem: GemmProblem, options: Any, config: GemmConfig) -> str | None:
+        """None if the kernel can be built this way, else the reason why not."""
+
+    @abstractmethod
+    def _reference(self, tensors: Tensors, scalars: Scalars) -> None:
+        """Compute with plain torch, on any device."""
+
+    @abstractmethod
+    def _call_traced(self, tensors: Tensors, scalars: Scalars) -> None:
+        """Compute through a torch operator, for fake and traced tensors."""
+
+    @abstractmethod
+    def _constructor_arguments(self) -> dict[str, Any]:
+        """Arguments, besides samples, that make such an object again; plain data."""
+
+    def _check_extents(self, metas: Sequence[Metadata]) -> None:
+        """Checks of extents beyond the layout's."""
+
+    def _partials(self, options: Any, config: GemmConfig, extents: Extents) -> tuple[tuple[int, int, int], ...]:
+        """Shapes (parts, X, L) of the float32 scratch tensors that the kernel takes after the caller's, X contiguous."""
+        return ()
+
+    # The life cycle.
+
+    def check_support(self) -> bool:
+        """True when the operation can be compiled for the samples; reads metadata only.
+
+        Raises:
+            ValueError: shapes, strides, dtypes, hints, alignment of contiguous extents, configuration, mixed devices.
+            NotImplementedError: what the class names.
+            RuntimeError: ``backend="sm90"`` with CPU tensors; no device of compute capability 9.0.
+        """
+        problem, options, majors = self._check()
+        bound = Bound(problem, options, majors, "sm90")
+        if self.config is not None:
+            reason = self._unfit(bound.kernel_problem, options, self.config)
+            if reason is not None:
+                raise ValueError(f"config: {reason}")
+        bound = bound._replace(selected=select_backend(self.backend, list(zip(self._layout.names, self._samples, strict=True))))
+        if bound.selected == "sm90":
+            require_arch(self.op, self._samples[0].device_index)
+        self._bound = bound
+        self._is_supported = True
+        return True
+
+    def compile(self) -> None:
+        """Build the kernels (or take them from the cache). Does nothing when that has been done; safe to call from several threads.
+
+        Raises:
+            Whatever ``check_support`` raises, if it has not passed yet.
+            ImportError: the kernel is needed and the CuTe DSL is not installed.
+        """
+        if self._compiled_kernel is not None:
+            return
+        with self._compile_lock:
+            if self._compiled_kernel is None:
+                self._ensure_support_checked()
+                self._traced_arguments = encode_arguments(self._constructor_arguments())
+                self._compiled_kernel = self._kernels() if self._bound.selected == "sm90" else {}  # type: ignore[union-attr]
+
+    def _kernels(self) -> dict[GemmConfig, Callable[..., None]]:
+        from cudnn.dsl_check import require_dsl
+
+        require_dsl(f"{type(self).__name__}.compile")
+        problem, options = self._bound.kernel_problem, self._bound.options  # type: ignore[union-attr]
+        return {config: self._spec(problem, options, config).build() for config in self._configs(problem, options)}
+
+    def _configs(self, problem: GemmProblem, options: Any) -> tuple[GemmConfig, ...]:
+        return (self.config,) if self.config is not None else self._default_configs(problem, options)
+
+    def identity(self) -> tuple[Any, ...]:
+        """What two checked objects that can stand for each other have in common."""
+        return type(self), self._bound[:2], tuple(self._bound.majors.items()), self._bound.selected, self.backend, self.config, self._layout.names  # type: ignore[index, union-attr]
+
+    def workspace_bytes(self) -> int:
+        """Bytes of scratch memory that ``execute`` needs for the samples' extents: uint8, 128-byte aligned, on the operands' device. Scratch of other extents grows with them."""
+        self._ensure_support_checked()
+        bound = self._bound
+        if bound.selected == "reference":  # type: ignore[union-attr]
+            return 0
+        extents = self._layout.extents(self._samples)
+        return max(self._scratch_bytes(config, extents) for config in self._configs(bound.kernel_problem, bound.options))  # type: ignore[union-attr]
+
+    def _scratch_bytes(self, config: GemmConfig, extents: Extents) -> int:
+        bound = self._bound
+        rows = (extents.m, extents.n)
+        copies = (rows[i] * extents.k * extents.batches * itemsize_bits(bound.problem.a_dtype) // 8 for i in bound.transposed)  # type: ignore[union-attr]
+        partials = (4 * prod(shape) for shape in self._partials(bound.options, config, extents))  # type: ignore[union-attr]
+        return sum(ws_align(size) for size in (*copies, *partials))
+
+    # A call.
+
+    def _run(self, tensors: Tensors, scalars: Scalars, stream: Any, workspace: Any) -> None:
+        """Check what has to be checked and launch. ``tensors``: those that are given, in the layout's order."""
+        import torch
+
+        if self._compiled_kernel is None:
+            raise RuntimeError(f"{type(self).__name__}: kernel not compiled; call compile() first, or call the object, which compiles when needed")
+        a = tensors[0]
+        if torch.compiler.is_compiling() or (type(a) is not torch.Tensor and type(a) is not torch.nn.Parameter):
+            self._run_other(tensors, scalars, stream, workspace)
+            return
+        try:
+            key = tuple([(t.shape, t.stride(), t.dtype, t.get_device()) for t in tensors])
+            launch = self._launches.get(key)
+        except (AttributeError, TypeError):
+            key = launch = None  # not torch tensors; what they are is told below
+        if launch is None:
+            launch = self._bind(key, tensors)
+        if launch.kernel is None:
+            launch.otherwise(tensors, scalars, stream)
+            return
+        addresses = 0
+        for i in self._layout.matrices:
+            addresses |= tensors[i].data_ptr()
+        if addresses & 15:
+            for i in self._layout.matrices:
+                check_alignment(self._layout.names[i], tensors[i])
+        device = a.get_device()
+        handle = launch_handle(stream, "torch", device)
+        if device == torch.cuda.current_device():
+            self._launch(launch, tensors, scalars, handle, stream, workspace)
+        else:
+            with torch.cuda.device(device):
+                self._launch(launch, tensors, scalars, handle, stream, workspace)
+
+    def _launch(self, launch: Launch, tensors: Tensors, scalars: Scalars, handle: int, stream: Any, workspace: Any) -> None:
+        count = self._operands
+        operands, rest = tensors[:count], tensors[count:]
+        if launch.scratch_bytes:
+            operands, partials = self._scratch(launch, operands, stream, workspace)
+            rest = (*rest, *partials)
+        launch.kernel(operands, rest, scalars, launch.clusters, handle)  # type: ignore[misc]
+
+    def _scratch(self, launch: Launch, operands: Tensors, stream: Any, workspace: Any) -> tuple[Tensors, Tensors]:
+        """Operands as the kernel takes them, and its scratch tensors, out of ``workspace`` or out of memory of the launch stream."""
+        import torch
+
+        device = operands[0].device
+        with stream_context(stream, device), torch.no_grad():
+            if workspace is None:
+                workspace = torch.empty(launch.scratch_bytes, dtype=torch.uint8, device=device)
+            elif workspace.device != device:
+                raise ValueError(f"workspace is on {workspace.device}, needs {device}, the device of the operands")
+            carver = WorkspaceCarver(workspace, launch.scratch_bytes, type(self).__name__, align=16)
+            taken = list(operands)
+            for i in self._bound.transposed:  # type: ignore[union-attr]
+                rows, k, batches = operands[i].shape
+                copy = carver.take(rows * k * batches, operands[i].dtype).view(batches, rows, k).permute(1, 2, 0)
+                bits = torch.uint8 if copy.dtype.itemsize == 1 else copy.dtype
+                copy.view(bits).copy_(operands[i].view(bits))
+                taken[i] = copy
+            shapes = self._partials(self._bound.options, launch.config, launch.extents)  # type: ignore[union-attr, arg-type]
+            partials = tuple(carver.take(prod(shape), torch.float32).view(shape[2], shape[0], shape[1]).permute(1, 2, 0) for shape in shapes)
+        return tuple(taken), partials
+
+    def _bind(self, key: Any, tensors: Tensors) -> Launch:
+        """Check these tensors against what the object was compiled for, and find what runs for their extents."""
+        named = list(zip(self._layout.names, tensors, strict=True))
+        for name, t in named:
+            if t is None:
+                raise ValueError(f"{name}: found None, needs a tensor as in the samples")
+        require_torch_like(f"{type(self).__name__}.execute", named)
+        metas = tuple(metadata(t) for t in tensors)
+        for name, found, sample in zip(self._layout.names, metas, self._samples, strict=True):
+            if found.dtype != sample.dtype:
+                raise ValueError(
+                    f"{name}: found dtype {found.dtype}, needs {sample.dtype}, which the object was compiled for; cast it, or compile another object"
+                )
+        bound = self._bound
+        extents = self._layout.extents(metas)
+        self._layout.majors(metas, bound.majors)  # type: ignore[union-attr]
+        self._layout.check_lines(metas, bound.majors)  # type: ignore[union-attr]
+        self._check_extents(metas)
+        check_same_device(named)
+        kind = "cuda" if bound.selected == "sm90" else "cpu"  # type: ignore[union-attr]
+        if metas[0].device_type != kind and self.backend != "reference":
+            raise ValueError(
+                f"a_tensor is on {metas[0].device_type}, needs {kind}, which the object was compiled for; move the tensors, or compile another object"
+            )
+        launch = self._launch_for(extents, metas[0].device_index)
+        return launch if key is None else self._launches.keep(key, launch)
+
+    def _launch_for(self, extents: Extents, device_index: int | None) -> Launch:
+        if 0 in (extents.m, extents.n, extents.batches):
+            return Launch(None, otherwise=_nothing)
+        # A sum over nothing has no place in a kernel that has at least one step; plain torch has it.
+        if extents.k == 0 or self._bound.selected == "reference":  # type: ignore[union-attr]
+            return Launch(None, otherwise=self._run_reference)
+        require_arch(self.op, device_index)
+        config = self._choose(tuple(self._compiled_kernel), extents)
+        clusters = config.resident_clusters(device_info(device_index).sm_count)  # type: ignore[arg-type]
+        return Launch(self._compiled_kernel[config], clusters, extents, config, self._scratch_bytes(config, extents))
+
+    def _run_reference(self, tensors: Tensors, scalars: Scalars, stream: Any) -> None:
+        import torch
+
+        with torch.no_grad(), stream_context(stream if tensors[0].is_cuda else None, tensors[0].device), torch.autocast(tensors[0].device.type, enabled=False):
+            self._reference(tensors, scalars)
+
+    def _run_other(self, tensors: Tensors, scalars: Scalars, stream: Any, workspace: Any) -> None:
+        """What is no plain torch tensor: traced by torch.compile, fake, a subclass, or another library's object with DLPack."""
+        import torch
+
+        if torch.compiler.is_compiling() or isinstance(tensors[0], torch.Tensor):
+            if stream is not None:
+                raise ValueError("current_stream: found one in a call that is traced, needs None: it runs on the current stream")
+            self._call_traced(tensors, scalars)
+            return
+        named = list(zip(self._layout.names, tensors, strict=True))
+        if any(is_jax_array(t) or not hasattr(t, "__dlpack__") for _, t in named):
+            require_torch_like(f"{type(self).__name__}.execute", named)
+        self._run(tuple(t if is_torch_tensor(t) else torch.from_dlpack(t) for t in tensors), scalars, stream, workspace)
+
+
+def _nothing(tensors: Tensors, scalars: Scalars, stream: Any) -> None:
+    """M, N or L is 0: the outputs are empty."""
+
+
+def encode_arguments(arguments: Mapping[str, Any]) -> str:
+    """Arguments as text, for an operator that takes no other constants."""
+    import json
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, GemmConfig):
+            return value.as_dict()
+        from cudnn.datatypes import dtype_name
+
+        return dtype_name(value)
+
+    return json.dumps(arguments, default=plain)
+
+
+def decode_arguments(text: str) -> dict[str, Any]:
+    """The inverse of ``encode_arguments``, but that dtypes are names and tuples lists."""
+    import json
+
+    return json.loads(text)

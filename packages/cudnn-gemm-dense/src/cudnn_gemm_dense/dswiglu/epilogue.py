@@ -1,0 +1,22 @@
+"""The epilogue of the gated gradient, in this family's order of gate and up."""
+
+from __future__ import annotations
+
+from cudnn.cutedsl.epilogue.gated import GatedGradient
+from cudnn.cutedsl.gemm.problem import GemmProblem
+from cudnn.datatypes import cutlass_dtype
+from cudnn_gemm_dense.dswiglu.options import DswigluOptions
+
+
+def dswiglu(problem: GemmProblem, options: DswigluOptions) -> GatedGradient:
+    """interleaved32 has up first, the published order; whole halves (concatenated, separate) have the gate first."""
+    interleaved = options.glu_layout == "interleaved32"
+    return GatedGradient(
+        cutlass_dtype(options.ab12_dtype),
+        cutlass_dtype(options.d_dtype),
+        None if options.c_dtype is None else cutlass_dtype(options.c_dtype),
+        row_contiguous=options.out_major == "n",
+        gate_first=not interleaved,
+        split=not interleaved,
+        activation=options.activation,
+    )

@@ -1,0 +1,267 @@
+"""Plain GEMM: the class `Gemm` and the wrapper `gemm_wrapper`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from cudnn import checks
+from cudnn.cutedsl.epilogue.size import Footprint
+from cudnn.cutedsl.gemm.config import GemmConfig
+from cudnn.cutedsl.gemm.problem import GemmProblem
+from cudnn.datatypes import torch_dtype
+from cudnn.gemm_layout import GemmLayout, Rule
+from cudnn.gemm_operation import OPERAND_DTYPES, Scalars, Tensors
+from cudnn.reference import cast
+from cudnn.tuple_dict import TupleDict
+from cudnn.wrapper_calls import Arguments, Output, WrapperCalls, matrix_output
+from cudnn_gemm_dense.gemm.options import GemmOptions, gemm_spec
+from cudnn_gemm_dense.gemm.reference import gemm_reference
+from cudnn_gemm_dense.operation import DenseOperation, fitting_configs
+
+if TYPE_CHECKING:
+    import torch
+
+    from cudnn.cutedsl.compile import KernelSpec
+
+__all__ = ["Gemm", "gemm_wrapper", "precompile_specs"]
+
+D_DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+VECTOR_DTYPES = ("float32", "float16", "bfloat16")
+
+
+class Gemm(DenseOperation):
+    """D = alpha * A Bᵀ + bias + addend per batch, summed and added in float32, rounded once.
+
+    Tensors (all three axes present; L = 1 is a trailing unit axis):
+
+    =============  ==============  ==============================  =================================================================
+    name           shape           contiguous axis                 dtypes
+    =============  ==============  ==============================  =================================================================
+    a_tensor       (M, K, L)       k or m                          float16, bfloat16, float8_e4m3fn, float8_e5m2
+    b_tensor       (N, K, L)       k or n                          as A
+    d_tensor       (M, N, L)       n or m                          float32, float16, bfloat16, float8_e4m3fn, float8_e5m2 (saturating)
+    addend_tensor  (M, N, L)       as D                            float32, float16, bfloat16
+    bias_tensor    (N,), (N, L)    any strides                     float32, float16, bfloat16
+    =============  ==============  ==============================  =================================================================
+
+    Matrices may have padded pitches; their addresses and the steps between their lines are multiples of 16 bytes. Extents, alpha and pointers are run-time values. M = 0, N = 0 or L = 0 does
+    nothing; K = 0 writes bias + addend. D may be the addend itself.
+
+    fp8 operands that are not contiguous along K are transposed into scratch memory first, rows x K x L bytes each (`workspace_bytes`).
+
+    Args:
+        sample_a, sample_b, sample_d: tensors or ``TensorDesc``; only their metadata is read.
+        sample_bias, sample_addend: None where there is none.
+        alpha: what ``execute`` takes where it is given none.
+        acc_dtype: dtype of the sums: float32 (None).
+        mma_tiler_mn, cluster_shape_mn: hints without effect on results; None or two positive integers.
+        backend: ``"auto"`` (kernel for CUDA tensors, reference for CPU tensors), ``"sm90"`` or ``"reference"``.
+        config: a ``GemmConfig`` or a dict of its fields: build and run this one instead of the default set.
+    """
+
+    op = "gemm"
+
+    def __init__(
+        self,
+        sample_a: Any,
+        sample_b: Any,
+        sample_d: Any,
+        sample_bias: Any = None,
+        alpha: float = 1.0,
+        acc_dtype: Any = None,
+        mma_tiler_mn: tuple[int, int] | None = None,
+        cluster_shape_mn: tuple[int, int] | None = None,
+        *,
+        sample_addend: Any = None,
+        backend: str = "auto",
+        config: GemmConfig | Mapping[str, object] | None = None,
+    ) -> None:
+        rules = [Rule("a_tensor", ("m", "k", "l"), "a"), Rule("b_tensor", ("n", "k", "l"), "b"), Rule("d_tensor", ("m", "n", "l"), "out")]
+        samples = [("a_tensor", sample_a), ("b_tensor", sample_b), ("d_tensor", sample_d)]
+        if sample_addend is not None:
+            rules.append(Rule("addend_tensor", ("m", "n", "l"), "out"))
+            samples.append(("addend_tensor", sample_addend))
+        if sample_bias is not None:
+            rules.append(Rule("bias_tensor", ("n", "l")[: max(len(getattr(sample_bias, "shape", ())), 1)]))
+            samples.append(("bias_tensor", sample_bias))
+        super().__init__(samples, GemmLayout(rules, compact=False, whole_lines=False), backend=backend, config=config)
+        self.alpha = checks.as_scalar("alpha", alpha)
+        self.acc_dtype = checks.required_dtype("acc_dtype", "float32" if acc_dtype is None else acc_dtype)
+        checks.check_free_hints(mma_tiler_mn, cluster_shape_mn)
+
+    def _constructor_arguments(self) -> dict[str, Any]:
+        return {"alpha": self.alpha, "acc_dtype": self.acc_dtype, "backend": self.backend, "config": self.config}
+
+    def _check(self) -> tuple[GemmProblem, GemmOptions, dict[str, str]]:
+        metas = self._samples
+        self._check_operand_dtypes(OPERAND_DTYPES)
+        checks.check_dtype("acc_dtype", self.acc_dtype, ("float32",))
+        d, addend, bias = (self._dtype(name) for name in ("d_tensor", "addend_tensor", "bias_tensor"))
+        checks.check_dtype("d_tensor", d, D_DTYPES)
+        for name, dtype in (("addend_tensor", addend), ("bias_tensor", bias)):
+            if dtype is not None:
+                checks.check_dtype(name, dtype, VECTOR_DTYPES)
+        self._layout.extents(metas)
+        majors = self._layout.majors(metas)
+        self._layout.check_lines(metas, majors)
+        problem = GemmProblem(metas[0].dtype, metas[1].dtype, "float32", majors["a"], majors["b"])
+        return problem, GemmOptions(d, majors["out"], addend, bias, 1 if bias is None else len(metas[-1].shape)), majors
+
+    def _spec(self, problem: GemmProblem, options: GemmOptions, config: GemmConfig) -> KernelSpec:
+        return gemm_spec(problem, options, config)
+
+    def _footprint(self, options: GemmOptions) -> Footprint:
+        return options.footprint
+
+    def execute(
+        self,
+        a_tensor: Any,
+        b_tensor: Any,
+        d_tensor: Any,
+        bias_tensor: Any = None,
+        alpha: float | None = None,
+        current_stream: Any = None,
+        *,
+        addend_tensor: Any = None,
+        workspace: Any = None,
+    ) -> None:
+        """Write D. On CUDA tensors this launches one kernel (two or three where an operand is transposed first) and returns without waiting.
+
+        Args:
+            a_tensor, b_tensor, d_tensor, bias_tensor, addend_tensor: as the samples in dtype, major and kind of device; extents are free.
+            alpha: factor on the product, a number on the host; None is the constructor's.
+            current_stream: a CUstream, torch stream or raw handle; None is torch's current stream on the tensors' device. CPU tensors have no stream, and it is not looked at.
+            workspace: uint8 scratch memory, see ``workspace_bytes``; None takes it from torch's allocator on the launch stream.
+
+        Raises:
+            RuntimeError: not compiled.
+            ValueError: a tensor differs from what the object was compiled for, the tensors do not fit each other, an address is not a multiple of 16 bytes.
+        """
+        if alpha is None:
+            alpha = self.alpha
+        elif type(alpha) is not float:
+            alpha = checks.as_scalar("alpha", alpha)
+        optional = (addend_tensor, bias_tensor)
+        if tuple(t is not None for t in optional) != (self._has_addend, self._has_bias):
+            raise ValueError(f"addend_tensor, bias_tensor: found {_given(*optional)}, needs them given or None as the samples were")
+        self._run((a_tensor, b_tensor, d_tensor, *[t for t in optional if t is not None]), (alpha,), current_stream, workspace)
+
+    @property
+    def _has_addend(self) -> bool:
+        return "addend_tensor" in self._layout.names
+
+    @property
+    def _has_bias(self) -> bool:
+        return "bias_tensor" in self._layout.names
+
+    def _named(self, tensors: Tensors) -> dict[str, Any]:
+        return dict(zip(self._layout.names, tensors, strict=True))
+
+    def _reference(self, tensors: Tensors, scalars: Scalars) -> None:
+        t = self._named(tensors)
+        d = gemm_reference(t["a_tensor"], t["b_tensor"], scalars[0], bias=t.get("bias_tensor"), addend=t.get("addend_tensor"))
+        t["d_tensor"].copy_(cast(d, t["d_tensor"].dtype))
+
+    def _call_traced(self, tensors: Tensors, scalars: Scalars) -> None:
+        t = self._named(tensors)
+        outputs = {"d_tensor": t.pop("d_tensor")}
+        CALLS.execute_traced(self, t, outputs, scalars[0])
+
+
+def _given(addend: Any, bias: Any) -> str:
+    return " and ".join(f"{name} {'None' if t is None else 'given'}" for name, t in (("addend_tensor", addend), ("bias_tensor", bias)))
+
+
+def gemm_wrapper(
+    a_tensor: torch.Tensor,
+    b_tensor: torch.Tensor,
+    *,
+    bias_tensor: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    d_dtype: Any = None,
+    d_major: str = "n",
+    acc_dtype: Any = None,
+    mma_tiler_mn: tuple[int, int] | None = None,
+    cluster_shape_mn: tuple[int, int] | None = None,
+    stream: Any = None,
+    addend_tensor: torch.Tensor | None = None,
+    backend: str = "auto",
+    config: GemmConfig | Mapping[str, object] | None = None,
+) -> TupleDict:
+    """`Gemm` in one call: allocates D and keeps the compiled object for later calls of the same dtypes and majors.
+
+    Args:
+        a_tensor: (M, K, L).
+        b_tensor: (N, K, L).
+        bias_tensor: (N,) or (N, L), added to every row; None for none.
+        alpha: factor on the product.
+        d_dtype: dtype of D in any spelling; None is A's, and bfloat16 for fp8 operands.
+        d_major: the contiguous axis of D: ``"n"`` or ``"m"``.
+        addend_tensor: (M, N, L), contiguous along the same axis as D; None for none.
+        stream: where to launch; None is torch's current stream on the tensors' device. With another stream than the current one D is allocated there, and all tensors are recorded on both,
+            so that none is recycled while the kernel needs it; the caller still waits for that stream before using them.
+
+    The other arguments, and the tensors' dtypes and layouts: see `Gemm`.
+
+    Returns:
+        TupleDict with ``d_tensor`` (M, N, L). Not differentiable: it carries no gradient. Under torch.compile this is the one operator ``cudnn::gemm``.
+
+    Raises:
+        As ``Gemm.check_support``, before anything is allocated.
+    """
+    if type(alpha) is not float:
+        alpha = checks.as_scalar("alpha", alpha)
+    tensors = {"a_tensor": a_tensor, "b_tensor": b_tensor, "bias_tensor": bias_tensor, "addend_tensor": addend_tensor}
+    options = {
+        "d_dtype": d_dtype,
+        "d_major": d_major,
+        "acc_dtype": acc_dtype,
+        "mma_tiler_mn": mma_tiler_mn,
+        "cluster_shape_mn": cluster_shape_mn,
+        "backend": backend,
+        "config": config,
+    }
+    return TupleDict(CALLS(tensors, {"alpha": alpha}, options, stream))
+
+
+def _outputs(tensors: Arguments, options: Arguments) -> dict[str, Output]:
+    a, b = tensors["a_tensor"], tensors["b_tensor"]
+    for name, t, axes in (("a_tensor", a, "(M, K, L)"), ("b_tensor", b, "(N, K, L)")):
+        checks.check_rank(name, t, axes)
+    checks.check_major("d_major", options["d_major"])
+    dtype = options["d_dtype"]
+    if dtype is None:
+        dtype = a.dtype if a.dtype.itemsize > 1 else "bfloat16"
+    return {"d_tensor": matrix_output((a.shape[0], b.shape[0], a.shape[2]), options["d_major"], torch_dtype(checks.required_dtype("d_dtype", dtype)))}
+
+
+def _build(tensors: Arguments, outputs: Arguments, options: Arguments) -> Gemm:
+    return Gemm(
+        tensors["a_tensor"],
+        tensors["b_tensor"],
+        outputs["d_tensor"],
+        tensors["bias_tensor"],
+        sample_addend=tensors["addend_tensor"],
+        **{name: options[name] for name in ("acc_dtype", "mma_tiler_mn", "cluster_shape_mn", "backend", "config")},
+    )
+
+
+def _operators() -> tuple[Any, Any]:
+    from cudnn_gemm_dense.gemm import torch_ops
+
+    return torch_ops.gemm, torch_ops.gemm_out
+
+
+CALLS = WrapperCalls("gemm", gemm_wrapper, Gemm, _outputs, _build, _operators)
+
+
+def precompile_specs() -> list[KernelSpec]:
+    """The kernels worth having before the first call: 16-bit products in every arrangement of operands, as linear layers and their gradients use them."""
+    found = []
+    for dtype, (a_major, b_major) in product(("float16", "bfloat16"), product("km", "kn")):
+        problem = GemmProblem(dtype, dtype, "float32", a_major, b_major)
+        for options in (GemmOptions(dtype), GemmOptions("float32"), GemmOptions(dtype, bias_dtype=dtype), GemmOptions(dtype, addend_dtype=dtype)):
+            found += [gemm_spec(problem, options, config) for config in fitting_configs(problem, options.footprint)]
+    return found

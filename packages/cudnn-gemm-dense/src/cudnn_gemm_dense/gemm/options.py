@@ -1,0 +1,35 @@
+"""What the plain epilogue stores and reads, as far as it changes the generated code. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from cudnn.cutedsl.compile import KernelSpec
+from cudnn.cutedsl.epilogue.size import Footprint
+from cudnn.cutedsl.gemm.config import GemmConfig
+from cudnn.cutedsl.gemm.problem import GemmProblem
+from cudnn.datatypes import itemsize_bits
+
+
+@dataclass(frozen=True)
+class GemmOptions:
+    """Dtypes (names; None where there is no such tensor), the major of D and the addend (``"n"`` or ``"m"``: the axis with stride 1), ranks of the bias and of amax (0: none)."""
+
+    d_dtype: str
+    out_major: str = "n"
+    addend_dtype: str | None = None
+    bias_dtype: str | None = None
+    bias_rank: int = 1
+    amax_rank: int = 0
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+    @property
+    def footprint(self) -> Footprint:
+        load_bits = 0 if self.addend_dtype is None else itemsize_bits(self.addend_dtype)
+        return Footprint(1, itemsize_bits(self.d_dtype), load_bits, int(load_bits > 0), int(self.bias_dtype is not None))
+
+
+def gemm_spec(problem: GemmProblem, options: GemmOptions, config: GemmConfig, op: str = "gemm") -> KernelSpec:
+    return KernelSpec(op, "cudnn_gemm_dense.gemm.epilogue:plain", problem, options, config)

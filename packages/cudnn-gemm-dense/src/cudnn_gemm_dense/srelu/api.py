@@ -1,0 +1,311 @@
+"""GEMM + squared ReLU: the class `GemmSrelu` and the wrapper `gemm_srelu_wrapper`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from cudnn import checks
+from cudnn.cutedsl.epilogue.size import Footprint
+from cudnn.cutedsl.gemm.config import GemmConfig
+from cudnn.cutedsl.gemm.problem import GemmProblem
+from cudnn.datatypes import torch_dtype
+from cudnn.gemm_layout import GemmLayout, Rule
+from cudnn.gemm_operation import Scalars, Tensors
+from cudnn.reference import cast
+from cudnn.tuple_dict import TupleDict
+from cudnn.wrapper_calls import Arguments, Output, WrapperCalls, matrix_output
+from cudnn_gemm_dense.operation import DenseOperation, fitting_configs
+from cudnn_gemm_dense.scale_factors import describe_sfd, read_scales
+from cudnn_gemm_dense.srelu.checks import OUTPUT_DTYPES, check_all, default_cluster
+from cudnn_gemm_dense.srelu.options import SreluOptions, srelu_spec
+from cudnn_gemm_dense.srelu.reference import gemm_srelu_reference, merge_amax
+
+if TYPE_CHECKING:
+    import torch
+
+    from cudnn.cutedsl.compile import KernelSpec
+
+__all__ = ["GemmSrelu", "GemmSreluSm100", "gemm_srelu_wrapper", "gemm_srelu_wrapper_sm100", "precompile_specs"]
+
+
+class GemmSrelu(DenseOperation):
+    """S = alpha * A Bᵀ per batch, C = S, D = prob * relu(S)², and amax = max(amax, the largest magnitude of D before rounding).
+
+    The activation is taken of S in float32, before it is rounded to C's dtype.
+
+    Tensors (all three axes present; L = 1 is a trailing unit axis):
+
+    ===========  ===========  =============================  ==================================================================
+    name         shape        contiguous axis                dtypes
+    ===========  ===========  =============================  ==================================================================
+    a_tensor     (M, K, L)    k or m                         float16, bfloat16, float8_e4m3fn, float8_e5m2
+    b_tensor     (N, K, L)    k or n                         as A
+    c_tensor     (M, N, L)    n or m                         float16, bfloat16, float32, float8_e4m3fn, float8_e5m2 (saturating)
+    d_tensor     (M, N, L)    as C                           float16, bfloat16, float32
+    prob_tensor  (M, 1, L)    any strides                    float32
+    amax_tensor  (1,)         any                            float32; optional
+    ===========  ===========  =============================  ==================================================================
+
+    Pitches may be padded. The contiguous extent of each matrix, the steps between its lines and its address are multiples of 16 bytes. Extents, alpha and pointers are run-time values. M = 0,
+    N = 0 or L = 0 does nothing; K = 0 writes zeros.
+
+    fp8 operands that are not contiguous along K are transposed into scratch memory first, rows x K x L bytes each (`workspace_bytes`).
+
+    Args:
+        sample_a, sample_b, sample_c, sample_d, sample_prob: tensors or ``TensorDesc``; only their metadata is read.
+        sample_sfa, sample_sfb, sample_sfd, sample_norm_const, sf_vec_size, vector_f32: the block-scaled mode, which is entered when any sample of these is given. The arguments are checked; the mode
+            itself raises NotImplementedError.
+        sample_amax: None where the largest magnitude is not wanted.
+        alpha: what ``execute`` takes where it is given none.
+        acc_dtype: dtype of the sums, float32.
+        mma_tiler_mn, cluster_shape_mn: hints; checked against the published values (tile 128 or 256 by 64, 128, 192 or 256; cluster entries 1, 2 or 4, the first even for tiles of 256 rows), and without
+            effect on results. None for the cluster takes (2, 1) or (1, 1).
+        backend: ``"auto"`` (kernel for CUDA tensors, reference for CPU tensors), ``"sm90"`` or ``"reference"``.
+        config: a ``GemmConfig`` or a dict of its fields: build and run this one instead of the default set.
+    """
+
+    op = "gemm_srelu"
+
+    def __init__(
+        self,
+        sample_a: Any,
+        sample_b: Any,
+        sample_c: Any,
+        sample_d: Any,
+        sample_sfa: Any = None,
+        sample_sfb: Any = None,
+        sample_prob: Any = None,
+        sample_sfd: Any = None,
+        sample_amax: Any = None,
+        sample_norm_const: Any = None,
+        alpha: float = 1.0,
+        acc_dtype: Any = "float32",
+        mma_tiler_mn: tuple[int, int] = (256, 256),
+        cluster_shape_mn: tuple[int, int] | None = None,
+        sf_vec_size: int = 16,
+        vector_f32: bool = False,
+        *,
+        backend: str = "auto",
+        config: GemmConfig | Mapping[str, object] | None = None,
+    ) -> None:
+        rules = [
+            Rule("a_tensor", ("m", "k", "l"), "a"),
+            Rule("b_tensor", ("n", "k", "l"), "b"),
+            Rule("c_tensor", ("m", "n", "l"), "out"),
+            Rule("d_tensor", ("m", "n", "l"), "out"),
+            Rule("prob_tensor", ("m", 1, "l")),
+        ]
+        samples = [("a_tensor", sample_a), ("b_tensor", sample_b), ("c_tensor", sample_c), ("d_tensor", sample_d), ("prob_tensor", sample_prob)]
+        if sample_amax is not None:
+            rules.append(Rule("amax_tensor", (1,) * max(len(getattr(sample_amax, "shape", ())), 1)))
+            samples.append(("amax_tensor", sample_amax))
+        super().__init__(samples, GemmLayout(rules, compact=False), backend=backend, config=config)
+        self._scales = read_scales(
+            "GemmSrelu", {"sfa_tensor": sample_sfa, "sfb_tensor": sample_sfb, "sfd_tensor": sample_sfd, "norm_const_tensor": sample_norm_const}
+        )
+        self.alpha = checks.as_scalar("alpha", alpha)
+        self.acc_dtype = checks.required_dtype("acc_dtype", acc_dtype)
+        self.mma_tiler_mn = checks.as_pair("mma_tiler_mn", mma_tiler_mn)
+        self.cluster_shape_mn = default_cluster(self.mma_tiler_mn) if cluster_shape_mn is None else checks.as_pair("cluster_shape_mn", cluster_shape_mn)
+        self.sf_vec_size = checks.as_integer("sf_vec_size", sf_vec_size)
+        self.vector_f32 = bool(vector_f32)
+
+    def _constructor_arguments(self) -> dict[str, Any]:
+        return {
+            "alpha": self.alpha,
+            "acc_dtype": self.acc_dtype,
+            "mma_tiler_mn": self.mma_tiler_mn,
+            "cluster_shape_mn": self.cluster_shape_mn,
+            "backend": self.backend,
+            "config": self.config,
+        }
+
+    def _check(self) -> tuple[GemmProblem, SreluOptions, dict[str, str]]:
+        metas = dict(zip(self._layout.names, self._samples, strict=True))
+        majors = check_all(
+            self.op, self._layout, metas, self._scales, self.sf_vec_size, self.acc_dtype, (self.mma_tiler_mn, self.cluster_shape_mn), OUTPUT_DTYPES
+        )
+        problem = GemmProblem(metas["a_tensor"].dtype, metas["b_tensor"].dtype, "float32", majors["a"], majors["b"])
+        amax_rank = len(metas["amax_tensor"].shape) if "amax_tensor" in metas else 0
+        return problem, SreluOptions(metas["c_tensor"].dtype, metas["d_tensor"].dtype, majors["out"], True, amax_rank), majors
+
+    def _spec(self, problem: GemmProblem, options: SreluOptions, config: GemmConfig) -> KernelSpec:
+        return srelu_spec(problem, options, config)
+
+    def _footprint(self, options: SreluOptions) -> Footprint:
+        return options.footprint
+
+    def execute(
+        self,
+        a_tensor: Any,
+        b_tensor: Any,
+        c_tensor: Any,
+        d_tensor: Any,
+        sfa_tensor: Any = None,
+        sfb_tensor: Any = None,
+        prob_tensor: Any = None,
+        sfd_tensor: Any = None,
+        amax_tensor: Any = None,
+        norm_const_tensor: Any = None,
+        alpha: float | None = None,
+        current_stream: Any = None,
+        *,
+        workspace: Any = None,
+    ) -> None:
+        """Write C and D, and merge the largest magnitude of D into amax where there is one. On CUDA tensors this launches one kernel (two or three where an operand is transposed first) and returns
+        without waiting.
+
+        Args:
+            a_tensor, b_tensor, c_tensor, d_tensor, prob_tensor, amax_tensor: as the samples in dtype, major and kind of device; extents are free.
+            sfa_tensor, sfb_tensor, sfd_tensor, norm_const_tensor: None, as the samples.
+            alpha: factor on the product, a number on the host; None is the constructor's.
+            current_stream: a CUstream, torch stream or raw handle; None is torch's current stream on the tensors' device. CPU tensors have no stream, and it is not looked at.
+            workspace: uint8 scratch memory, see ``workspace_bytes``; None takes it from torch's allocator on the launch stream.
+
+        Raises:
+            RuntimeError: not compiled.
+            ValueError: a tensor differs from what the object was compiled for, the tensors do not fit each other, an address is not a multiple of 16 bytes.
+        """
+        if alpha is None:
+            alpha = self.alpha
+        elif type(alpha) is not float:
+            alpha = checks.as_scalar("alpha", alpha)
+        if not (sfa_tensor is sfb_tensor is sfd_tensor is norm_const_tensor is None):
+            raise ValueError("sfa_tensor, sfb_tensor, sfd_tensor, norm_const_tensor: found one that is given, needs None as in the samples")
+        tensors = (a_tensor, b_tensor, c_tensor, d_tensor, prob_tensor)
+        if (amax_tensor is not None) != (len(self._samples) == 6):
+            raise ValueError(
+                f"amax_tensor: found {'None' if amax_tensor is None else 'one'}, needs {'one' if amax_tensor is None else 'None'} as in the samples"
+            )
+        self._run(tensors if amax_tensor is None else (*tensors, amax_tensor), (alpha,), current_stream, workspace)
+
+    def _reference(self, tensors: Tensors, scalars: Scalars) -> None:
+        a, b, c, d, prob, *amax = tensors
+        s, y = gemm_srelu_reference(a, b, prob, scalars[0])
+        c.copy_(cast(s, c.dtype))
+        d.copy_(cast(y, d.dtype))
+        for one in amax:
+            merge_amax(one, y)
+
+    def _call_traced(self, tensors: Tensors, scalars: Scalars) -> None:
+        a, b, c, d, prob, *amax = tensors
+        outputs = {"c_tensor": c, "d_tensor": d, **({"amax_tensor": amax[0]} if amax else {})}
+        CALLS.execute_traced(self, {"a_tensor": a, "b_tensor": b, "prob_tensor": prob}, outputs, scalars[0])
+
+
+def gemm_srelu_wrapper(
+    a_tensor: torch.Tensor,
+    b_tensor: torch.Tensor,
+    sfa_tensor: torch.Tensor | None = None,
+    sfb_tensor: torch.Tensor | None = None,
+    prob_tensor: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    c_major: str = "n",
+    c_dtype: Any = "bfloat16",
+    d_dtype: Any = "bfloat16",
+    acc_dtype: Any = "float32",
+    mma_tiler_mn: tuple[int, int] = (256, 256),
+    cluster_shape_mn: tuple[int, int] | None = None,
+    norm_const_tensor: torch.Tensor | None = None,
+    sf_vec_size: int = 16,
+    vector_f32: bool = False,
+    stream: Any = None,
+    *,
+    backend: str = "auto",
+    config: GemmConfig | Mapping[str, object] | None = None,
+) -> TupleDict:
+    """`GemmSrelu` in one call: allocates the outputs and keeps the compiled object for later calls of the same dtypes and majors.
+
+    Args:
+        a_tensor: (M, K, L).
+        b_tensor: (N, K, L).
+        prob_tensor: (M, 1, L) in float32, a factor per row; required.
+        alpha: factor on the product.
+        c_major: the contiguous axis of both outputs: ``"n"`` or ``"m"``.
+        c_dtype, d_dtype: dtypes of the outputs, in any spelling.
+        stream: where to launch; None is torch's current stream on the tensors' device. With another stream than the current one the outputs are allocated there, and all tensors are recorded on
+            both, so that none is recycled while the kernel needs it; the caller still waits for that stream before using them.
+
+    The other arguments, and the tensors' dtypes and layouts: see `GemmSrelu`.
+
+    Returns:
+        TupleDict with ``c_tensor`` (M, N, L), ``d_tensor`` (M, N, L), ``amax_tensor`` None, ``sfd_tensor`` None. Not differentiable: the outputs carry no gradient. Under torch.compile this is the
+        one operator ``cudnn::gemm_srelu``.
+
+    Raises:
+        As ``GemmSrelu.check_support``, before anything is allocated.
+    """
+    if type(alpha) is not float:
+        alpha = checks.as_scalar("alpha", alpha)
+    tensors = {
+        "a_tensor": a_tensor,
+        "b_tensor": b_tensor,
+        "sfa_tensor": sfa_tensor,
+        "sfb_tensor": sfb_tensor,
+        "prob_tensor": prob_tensor,
+        "norm_const_tensor": norm_const_tensor,
+    }
+    options = {
+        "c_major": c_major,
+        "c_dtype": c_dtype,
+        "d_dtype": d_dtype,
+        "acc_dtype": acc_dtype,
+        "mma_tiler_mn": mma_tiler_mn,
+        "cluster_shape_mn": cluster_shape_mn,
+        "sf_vec_size": sf_vec_size,
+        "vector_f32": vector_f32,
+        "backend": backend,
+        "config": config,
+    }
+    return TupleDict(**CALLS(tensors, {"alpha": alpha}, options, stream), amax_tensor=None, sfd_tensor=None)
+
+
+def _outputs(tensors: Arguments, options: Arguments) -> dict[str, Output]:
+    a, b = tensors["a_tensor"], tensors["b_tensor"]
+    for name, t, axes in (("a_tensor", a, "(M, K, L)"), ("b_tensor", b, "(N, K, L)")):
+        checks.check_rank(name, t, axes)
+    checks.check_major("c_major", options["c_major"])
+    shape = (a.shape[0], b.shape[0], a.shape[2])
+    return {
+        f"{name}_tensor": matrix_output(shape, options["c_major"], torch_dtype(checks.required_dtype(f"{name}_dtype", options[f"{name}_dtype"])))
+        for name in ("c", "d")
+    }
+
+
+def _build(tensors: Arguments, outputs: Arguments, options: Arguments) -> GemmSrelu:
+    return GemmSrelu(
+        tensors["a_tensor"],
+        tensors["b_tensor"],
+        outputs["c_tensor"],
+        outputs["d_tensor"],
+        tensors["sfa_tensor"],
+        tensors["sfb_tensor"],
+        tensors["prob_tensor"],
+        sample_sfd=describe_sfd(tensors, outputs["d_tensor"], options),
+        sample_norm_const=tensors["norm_const_tensor"],
+        **{name: options[name] for name in ("acc_dtype", "mma_tiler_mn", "cluster_shape_mn", "sf_vec_size", "vector_f32", "backend", "config")},
+    )
+
+
+def _operators() -> tuple[Any, Any]:
+    from cudnn_gemm_dense.srelu import torch_ops
+
+    return torch_ops.gemm_srelu, torch_ops.gemm_srelu_out
+
+
+CALLS = WrapperCalls("gemm_srelu", gemm_srelu_wrapper, GemmSrelu, _outputs, _build, _operators)
+
+# The published names.
+GemmSreluSm100 = GemmSrelu
+gemm_srelu_wrapper_sm100 = gemm_srelu_wrapper
+
+
+def precompile_specs() -> list[KernelSpec]:
+    """The kernels worth having before the first call: 16-bit products of row-major tensors."""
+    found = []
+    for dtype in ("float16", "bfloat16"):
+        problem = GemmProblem(dtype, dtype)
+        for options in (SreluOptions(dtype, dtype), SreluOptions(None, dtype, prob=False), SreluOptions(dtype, dtype, prob=False)):
+            found += [srelu_spec(problem, options, config) for config in fitting_configs(problem, options.footprint)]
+    return found

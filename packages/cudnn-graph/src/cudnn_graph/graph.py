@@ -11,7 +11,6 @@ from cudnn_graph.builders.norm import NormMethods
 from cudnn_graph.builders.pointwise import PointwiseMethods
 from cudnn_graph.builders.structural import StructuralMethods
 from cudnn_graph.context import BACKENDS, GraphContext
-from cudnn_graph.device_properties import device_properties
 from cudnn_graph.dtypes import to_library_dtype
 from cudnn_graph.enums import cuda_graph_retention as retention_type
 from cudnn_graph.enums import scalar_type as scalar_kind
@@ -19,7 +18,6 @@ from cudnn_graph.enums import tensor_reordering
 from cudnn_graph.errors import cudnnGraphNotSupportedError, describe, describe_all
 from cudnn_graph.executing import ExecutionMethods
 from cudnn_graph.handle import to_backend_handle
-from cudnn_graph.kernel_cache import kernel_cache as kernel_cache_type
 from cudnn_graph.nodes import Node
 from cudnn_graph.planning import PlanningMethods
 from cudnn_graph.storing import StoringMethods
@@ -33,6 +31,11 @@ def _optional_int(value: Any, what: str) -> int | None:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{what} must be an int or None, got {value!r}")
     return value.__index__()
+
+
+def _require_kind(value: Any, kind: type, what: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{what} must be a cudnn.{kind.__name__} or None, got {type(value).__name__}")
 
 
 class pygraph(PointwiseMethods, LinearMethods, NormMethods, StructuralMethods, PlanningMethods, ExecutionMethods, StoringMethods):
@@ -88,13 +91,16 @@ class pygraph(PointwiseMethods, LinearMethods, NormMethods, StructuralMethods, P
         to_backend_handle(handle)
         if kernel_cache is not None and not is_dynamic_shape_enabled:
             raise cudnnGraphNotSupportedError("kernel_cache needs is_dynamic_shape_enabled=True: only kernels of dynamic shape can be shared between graphs")
-        for value, kind, what in (
-            (kernel_cache, kernel_cache_type, "kernel_cache"),
-            (device_property, device_properties, "device_property"),
-            (cuda_graph_retention, retention_type, "cuda_graph_retention"),
-        ):
-            if value is not None and not isinstance(value, kind):
-                raise TypeError(f"{what} must be a cudnn.{kind.__name__} or None, got {type(value).__name__}")
+        if kernel_cache is not None:
+            from cudnn_graph.kernel_cache import kernel_cache as kernel_cache_type
+
+            _require_kind(kernel_cache, kernel_cache_type, "kernel_cache")
+        if device_property is not None:
+            from cudnn_graph.device_properties import device_properties
+
+            _require_kind(device_property, device_properties, "device_property")
+        if cuda_graph_retention is not None:
+            _require_kind(cuda_graph_retention, retention_type, "cuda_graph_retention")
         self._context = GraphContext(
             check_name(name),
             io_data_type,

@@ -12,7 +12,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
-from cutlass.utils import SmemAllocator, TensorMapManager, TensorMapUpdateMode
+from cutlass.memory import SmemAllocator
+from cutlass.tensor_utils import TensorMapManager, TensorMapUpdateMode
 
 MAP_BYTES = 128
 MAP_WORDS = MAP_BYTES // 8  # int64 words of one map in a table

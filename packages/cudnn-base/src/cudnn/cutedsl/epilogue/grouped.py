@@ -8,6 +8,7 @@ from __future__ import annotations
 import cutlass.cute as cute
 from cutlass import Float32, Int64
 
+from cudnn.cutedsl import layout
 from cudnn.cutedsl.epilogue.activation import GATED
 from cudnn.cutedsl.epilogue.gated import store_pair
 from cudnn.cutedsl.epilogue.groups import GroupColumnSum, GroupRowSum, GroupScalar
@@ -113,7 +114,7 @@ class GroupedGatedGradient(Epilogue):
     of D before it is rounded; activation = prob[m] · act.
 
     ``round_dtype``: what G is rounded to first, None where it is not. ``activation_dtype``, ``dbias_dtype``: None where there is none. ``partials``: whether dprob is summed in a fixed order. ``gate_first``,
-    ``split``: as in ``GroupedGated``. Scalars: the activation's. Tensors: C (M, 2N) to read, D (M, 2N), activation (M, N) where wanted, alpha and beta (L,), prob and dprob (M,), dbias (2N, L) where wanted;
+    ``split``: as in ``GroupedGated``. Scalars: the activation's. Tensors: C (M, 2N) to read, D (M, 2N), activation (M, N) where wanted, alpha and beta (L,), prob and dprob (M,), dbias (L, 2N, 1) where wanted;
     then, as scratch memory in float32, where ``partials`` (tiles along N, M), and where there is dbias (M // 64 + L, 2N).
     """
 
@@ -146,7 +147,7 @@ class GroupedGatedGradient(Epilogue):
         tensors += [FACTOR, FACTOR, PROB, PROB]
         dbias = len(tensors)
         if dbias_dtype is not None:
-            tensors.append(TensorSpec(dbias_dtype, ("2n", "l")))
+            tensors.append(TensorSpec(dbias_dtype, ("l", "2n", 1)))
         parts = [GroupScalar(alpha), GroupScalar(alpha + 1), RowVector(alpha + 2), GroupRowSum(alpha + 3, len(tensors) if partials else None)]
         if partials:
             tensors.append(TensorSpec(Float32, ("tiles", "m", "l"), 1))
@@ -183,10 +184,18 @@ class GroupedGatedGradient(Epilogue):
             v.store(len(self.stores) - 1, slab, v.position)
 
 
+class GroupStoreOp(StoreOp):
+    """A matrix (M, N) for each group in a tensor (L, M, N)."""
+
+    @cute.jit
+    def view(self, tensors) -> cute.Tensor:
+        return layout.permuted(tensors[self.tensor], (1, 2, 0))
+
+
 class WeightGradient(Epilogue):
     """D[e] = S[e], or where ``adds`` D[e] += S[e], rounded to D's dtype and added in it. ``pointers``: whether each D[e] (M, N) is somewhere else.
 
-    Tensors: D (M, N, L) with N contiguous; with ``pointers`` the addresses, int64 (L,), and room for tensor maps, int64 (L, 1, 16), instead. No scalars.
+    Tensors: D (L, M, N) with N contiguous; with ``pointers`` the addresses, int64 (L,), and room for tensor maps, int64 (L, 1, 16), instead. No scalars.
     """
 
     def __init__(self, d_dtype, adds: bool, pointers: bool):
@@ -194,8 +203,8 @@ class WeightGradient(Epilogue):
             self.tensors = (TensorSpec(Int64, ("l",)), TensorSpec(Int64, ("l", 1, MAP_WORDS), 2))
             self.stores = (PointerStoreOp(d_dtype, 0, 1, adds),)
         else:
-            self.tensors = (matrix(d_dtype, True),)
-            self.stores = (StoreOp(d_dtype, True, adds=adds),)
+            self.tensors = (TensorSpec(d_dtype, ("l", "m", "n"), 2),)
+            self.stores = (GroupStoreOp(d_dtype, True, adds=adds),)
 
     def visit(self, v) -> None:
         (slab,) = v.values

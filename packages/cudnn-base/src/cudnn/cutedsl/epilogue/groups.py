@@ -64,7 +64,7 @@ class SumRows:
 
 
 class GroupColumnSum(ColumnSum):
-    """target[n, l] += sum over the rows of group l of what ``add`` is given, tensor (columns, L) of any dtype.
+    """target[l, n, 0] += sum over the rows of group l of what ``add`` is given, tensor (L, columns, 1) of any dtype.
 
     Each 64-row block writes its own sum to ``partials``, a tensor (blocks, columns) in float32, and a second kernel adds them up in order, in float32: the same bits every time, rounded once. Block i of a group
     that begins at row s is number s // 64 + l + i, which no two groups share; there are M // 64 + L of them at most.
@@ -103,11 +103,11 @@ class BoundGroupColumnSum(BoundColumnSum):
 
 
 class SumBlocks:
-    """target[n, l] += sum over the blocks of group l, in order, of parts[block, n], one thread for each (n, l)."""
+    """target[l, n, 0] += sum over the blocks of group l, in order, of parts[block, n], one thread for each (l, n)."""
 
     @cute.jit
     def __call__(self, parts: cute.Tensor, target: cute.Tensor, offsets: cute.Tensor, stream):
-        self.kernel(parts, target, offsets).launch(grid=[cute.ceil_div(target.shape[0], THREADS), target.shape[1], 1], block=[THREADS, 1, 1], stream=stream)
+        self.kernel(parts, target, offsets).launch(grid=[cute.ceil_div(target.shape[1], THREADS), target.shape[0], 1], block=[THREADS, 1, 1], stream=stream)
 
     @cute.kernel
     def kernel(self, parts: cute.Tensor, target: cute.Tensor, offsets: cute.Tensor):
@@ -115,9 +115,9 @@ class SumBlocks:
         block, group, _ = cute.arch.block_idx()
         column = block * THREADS + thread
         start, end = group_bounds(offsets, group, parts.shape[0] * SLAB_ROWS)
-        if column < target.shape[0] and end > start:
+        if column < target.shape[1] and end > start:
             total = Float32(0.0)
             first = first_block(start, group)
             for i in cutlass.range(cute.ceil_div(end - start, SLAB_ROWS), unroll=8):
                 total += parts[(first + i, column)]
-            target[(column, group)] = (target[(column, group)].to(Float32) + total).to(target.element_type)
+            target[(group, column, 0)] = (target[(group, column, 0)].to(Float32) + total).to(target.element_type)

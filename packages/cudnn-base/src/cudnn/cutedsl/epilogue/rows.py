@@ -47,11 +47,18 @@ class GroupedRows(EqualRows):
     is never accessed. NOTE: a negative coordinate would say the same more simply and works in loads; in stores it is an illegal instruction on compute capability 9.0.
 
     Loads take the rows behind a group as they are. Nobody uses them.
+
+    ``unit_axes``: the caller's tensors keep a third axis of one element.
     """
+
+    def __init__(self, unit_axes: bool):
+        self.unit_axes = unit_axes
 
     def caller_axes(self, spec: TensorSpec) -> TensorSpec:
         if not _has_rows(spec):
             return spec
+        if self.unit_axes and spec.axes[0] == "m":
+            return spec._replace(axes=(*spec.axes[:2], 1))
         axes = tuple(axis for axis in spec.axes if axis not in ("l", 1))
         return TensorSpec(spec.dtype, axes, None if spec.contiguous is None else axes.index(spec.axes[spec.contiguous]))
 

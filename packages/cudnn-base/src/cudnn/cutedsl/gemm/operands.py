@@ -132,25 +132,33 @@ class RaggedRows(Strided):
     A tile's rows are read as they follow one another: what lies behind its group belongs to the next one, or reads as zeros behind the last. The rows it makes are never stored.
     """
 
-    rows = GroupedRows()
+    def __init__(self, problem: GemmProblem, config: GemmConfig, a_dtype, b_dtype, stages: int):
+        super().__init__(problem, config, a_dtype, b_dtype, stages)
+        self.rows = GroupedRows(problem.unit_axes)
+
+    @property
+    def a_spec(self) -> TensorSpec:
+        return TensorSpec(self.a_dtype, ("m", "k", 1) if self.problem.unit_axes else ("m", "k"), 1)
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
         rows = "n/2" if self.b_tensors == 2 else "n"
-        b = TensorSpec(self.b_dtype, ("l", rows, "k"), 2 if self.b_k_major else 1)
-        return (TensorSpec(self.a_dtype, ("m", "k"), 1), *(b for _ in range(self.b_tensors)), TensorSpec(cutlass.Int32, ("l",)))
+        contiguous = "k" if self.b_k_major else rows
+        axes = (rows, "k", "l") if self.problem.unit_axes else ("l", rows, "k")
+        b = TensorSpec(self.b_dtype, axes, axes.index(contiguous))
+        return (self.a_spec, *(b for _ in range(self.b_tensors)), TensorSpec(cutlass.Int32, ("l",)))
+
+    @cute.jit
+    def a_view(self, tensors) -> cute.Tensor:
+        return tensors[0] if cutlass.const_expr(self.problem.unit_axes) else layout.plane(tensors[0])
 
     def offsets(self, tensors):
         return tensors[-1]
 
     @cute.jit
     def views(self, tensors):
-        return layout.plane(tensors[0]), tuple(layout.permuted(t, (1, 2, 0)) for t in tensors[1:-1])
-
-    @cute.jit
-    def extents(self, tensors) -> tuple[Int32, Int32, Int32, Int32]:
-        a, b, *_ = tensors
-        return a.shape[0], b.shape[1] * self.b_tensors, a.shape[1], b.shape[0]
+        b = tensors[1:-1]
+        return self.a_view(tensors), b if cutlass.const_expr(self.problem.unit_axes) else tuple(layout.permuted(t, (1, 2, 0)) for t in b)
 
     def a_at(self, tile: Tile) -> tuple[Int32, Int32, Int32]:
         return tile.start + tile.row, tile.k, Int32(0)
@@ -163,7 +171,7 @@ class PointerRows(RaggedRows):
     def specs(self) -> tuple[TensorSpec | None, ...]:
         pointers = TensorSpec(cutlass.Int64, ("l",))
         table = TensorSpec(cutlass.Int64, ("l", self.parts, MAP_WORDS), 2)
-        return (TensorSpec(self.a_dtype, ("m", "k"), 1), *(pointers for _ in range(self.b_tensors)), None, table, TensorSpec(cutlass.Int32, ("l",)))
+        return (self.a_spec, *(pointers for _ in range(self.b_tensors)), None, table, TensorSpec(cutlass.Int32, ("l",)))
 
     @property
     def mapped(self) -> tuple[int, ...]:
@@ -181,7 +189,7 @@ class PointerRows(RaggedRows):
         # What a pattern's address is does not matter.
         address = tensors[0].iterator.toint()
         rows, columns = tensors[-3] // self.b_tensors, tensors[0].shape[1]
-        return layout.plane(tensors[0]), tuple(self._matrix(address, rows, columns) for _ in range(self.b_tensors))
+        return self.a_view(tensors), tuple(self._matrix(address, rows, columns) for _ in range(self.b_tensors))
 
     def _matrix(self, address, rows: Int32, columns: Int32) -> cute.Tensor:
         """(rows, columns, 1) at ``address``."""

@@ -26,7 +26,7 @@ class GemmProblem:
     - ``"steps"``: consecutive groups of the sum's steps; A (M, T) and B (T, N) are packed, and each group has an output (M, N) of its own.
 
     ``b_pointers``: in groups of rows, every group's B is somewhere else, and their addresses are a tensor on the device. ``step_blocks``: in groups of steps, operands that are contiguous along K lie group
-    after group, each a matrix of its own.
+    after group, each a matrix of its own. ``unit_axes``: in groups of rows, tensors with rows are passed with a third axis of one element, and B as (N, K, L) in the place of (L, N, K).
 
     ``fast_accumulation`` is about 8-bit operands, whose products the matrix cores add with fewer bits than float32 has: False takes the sum
     of every 128 products along K into float32 registers, True leaves it to the matrix cores.
@@ -42,6 +42,7 @@ class GemmProblem:
     fast_accumulation: bool = False
     b_pointers: bool = False
     step_blocks: bool = False
+    unit_axes: bool = False
 
     def __post_init__(self) -> None:
         for name, value, allowed in (
@@ -55,10 +56,9 @@ class GemmProblem:
         ):
             if value not in allowed:
                 raise ValueError(f"GemmProblem.{name}: found {value!r}, needs one of {', '.join(map(repr, allowed))}")
-        if self.b_pointers and self.grouping != "rows":
-            raise ValueError(f"GemmProblem.b_pointers: found True with grouping {self.grouping!r}, needs 'rows'")
-        if self.step_blocks and self.grouping != "steps":
-            raise ValueError(f"GemmProblem.step_blocks: found True with grouping {self.grouping!r}, needs 'steps'")
+        for name, value, grouping in (("b_pointers", self.b_pointers, "rows"), ("unit_axes", self.unit_axes, "rows"), ("step_blocks", self.step_blocks, "steps")):
+            if value and self.grouping != grouping:
+                raise ValueError(f"GemmProblem.{name}: found True with grouping {self.grouping!r}, needs {grouping!r}")
 
     @property
     def operand_bits(self) -> int:

@@ -15,7 +15,7 @@ _COMMANDS = {
     "cache": ("cudnn.cache.cli", "show or clear the cache of compiled kernels"),
     "precompile": ("cudnn.cache.precompile", "compile kernels ahead of use; needs no GPU"),
     "bench": ("cudnn.bench.cli", "measure operations against baselines"),
-    "tune": ("cudnn.tune.cli", "find the fastest configurations on this GPU"),
+    "tune": ("cudnn.tuning.cli", "find the fastest configurations on this GPU"),
 }
 
 

@@ -8,6 +8,8 @@ from cudnn.api_base import APIBase as APIBase
 from cudnn.cache.precompile import precompile as precompile
 from cudnn.device import DeviceInfo as DeviceInfo
 from cudnn.tensor_desc import TensorDesc as TensorDesc
+from cudnn.tuning.api import autotune as autotune
+from cudnn.tuning.api import tune as tune
 from cudnn.tuple_dict import TupleDict as TupleDict
 from cudnn_gemm_dense.amax.api import GemmAmax as GemmAmax
 from cudnn_gemm_dense.amax.api import gemm_amax_wrapper as gemm_amax_wrapper

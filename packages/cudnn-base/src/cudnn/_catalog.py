@@ -38,6 +38,7 @@ NAMES: dict[str, dict[str, str]] = {
         "TensorDesc": "base",
         "TupleDict": "base",
         "attention_implementation": "graph",
+        "autotune": "base",
         "backend_version": "graph",
         "backend_version_string": "graph",
         "behavior_note": "graph",
@@ -84,6 +85,7 @@ NAMES: dict[str, dict[str, str]] = {
         "scalar_type": "graph",
         "set_stream": "graph",
         "tensor_reordering": "graph",
+        "tune": "base",
     },
     "experimental.ops": {
         "layer_norm": "graph",
@@ -177,36 +179,3 @@ NAMES: dict[str, dict[str, str]] = {
     },
 }
 """Namespace below cudnn ("" is cudnn itself) -> public name -> family."""
-
-MODULES = frozenset(
-    {
-        "api_base",
-        "bench",
-        "cache",
-        "checks",
-        "collect_env",
-        "cutedsl",
-        "datatypes",
-        "device",
-        "dsl_check",
-        "errors",
-        "family",
-        "fp4",
-        "gemm_layout",
-        "gemm_operation",
-        "logs",
-        "memo",
-        "reference",
-        "registry",
-        "streams",
-        "tensor_adapter",
-        "tensor_desc",
-        "tensors",
-        "testing",
-        "torch_operators",
-        "tuple_dict",
-        "workspace",
-        "wrapper_calls",
-    }
-)
-"""The modules of base."""

@@ -11,10 +11,12 @@ FAMILY = Family(
         "APIBase": "cudnn.api_base:APIBase",
         "TensorDesc": "cudnn.tensor_desc:TensorDesc",
         "TupleDict": "cudnn.tuple_dict:TupleDict",
+        "autotune": "cudnn.tuning.api:autotune",
         "cache": "cudnn.cache",
         "datatypes": "cudnn.datatypes",
         "errors": "cudnn.errors",
         "precompile": "cudnn.cache.precompile:precompile",
         "registry": "cudnn.registry",
+        "tune": "cudnn.tuning.api:tune",
     },
 )

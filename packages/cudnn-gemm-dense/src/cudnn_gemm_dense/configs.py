@@ -1,4 +1,4 @@
-"""Which configurations a dense problem is built in, and which of them runs for given extents.
+"""Which configurations a dense problem is built in, which of them runs for given extents, and which others a tuner may try.
 
 ``compile()`` builds the few configurations of ``default_configs``; which one runs is decided by extents at each new shape, with ``predicted_cost``. The constants were measured on an H200
 (``docs/develop/kernel-notes.md``); results never depend on them.
@@ -6,12 +6,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import product, zip_longest
 
 from cudnn.cutedsl.gemm.config import SLAB_COLUMNS, GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
 
 GATED_COLUMNS = 2 * SLAB_COLUMNS  # a gated epilogue takes a gate and an up slab at a time
+
+CANDIDATES = 64  # what a tuner compiles at most for one problem
+HOPELESS = 2.0  # times the least predicted cost
+CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4))
 
 SMS = 132
 TILE_OVERHEAD = 2500  # cycles of one tile besides its products: filling the pipeline, the epilogue's last slabs
@@ -59,3 +64,35 @@ def predicted_cost(config: GemmConfig, m: int, n: int, k: int, batches: int, sms
 def choose(configs: Sequence[GemmConfig], m: int, n: int, k: int, batches: int) -> GemmConfig:
     """The configuration out of ``configs`` that runs for these extents: the one with the least predicted cost."""
     return min(configs, key=lambda config: predicted_cost(config, m, n, k, batches))
+
+
+def candidates(
+    problem: GemmProblem, m: int, n: int, k: int, batches: int, *, fits: Callable[[GemmConfig], bool], limit: int = CANDIDATES, sms: int = SMS
+) -> tuple[GemmConfig, ...]:
+    """The configurations that a tuner tries for these extents, as far as ``fits`` allows.
+
+    Tiles, schedules and clusters; where there are more tiles than ``sms``, both directions of the walk, else splits along K and longer steps. Clusters and tiles of which half would lie outside of the
+    problem are left out, as is what is predicted to be HOPELESS. Of each tile and schedule comes first what has the least predicted cost, then the second of each, and so on up to ``limit``: predictions compare a tile's variants better than
+    different tiles.
+    """
+
+    def cost(config: GemmConfig) -> float:
+        return predicted_cost(config, m, n, k, batches, sms)
+
+    def rank(config: GemmConfig) -> tuple[float, bool, float]:
+        # Equal costs: the direction of the walk matters least, and reading less is never worse.
+        return cost(config), config.raster == "n", config.tile_m / config.cluster_n + config.tile_n / config.cluster_m
+
+    found: list[list[GemmConfig]] = []
+    for tile_m, tile_n, pingpong in product((64, 128, 256), range(64, 257, 32), (False, True)):
+        tiles_m, tiles_n = -(-m // tile_m), -(-n // tile_n)
+        if (tile_m > 64 and tile_m >= 2 * m) or (tile_n > 64 and tile_n >= 2 * n):
+            continue
+        few = tiles_m * tiles_n * batches <= sms
+        clusters = [(cluster_m, cluster_n) for cluster_m, cluster_n in CLUSTERS if cluster_m <= tiles_m and cluster_n <= tiles_n]
+        variants = product(clusters, ("m",) if few else ("m", "n"), (1, 2, 4) if few else (1,), (1, 2, 4, 8) if few else (1,))
+        configs = (GemmConfig(tile_m, tile_n, *cluster, pingpong, split_k, raster, k_atoms=k_atoms) for cluster, raster, k_atoms, split_k in variants)
+        found.append(sorted((config for config in configs if fits(config)), key=rank))
+    found = sorted((configs for configs in found if configs), key=lambda configs: cost(configs[0]))
+    worst = HOPELESS * cost(found[0][0]) if found else 0.0
+    return tuple(config for row in zip_longest(*found) for config in row if config is not None and cost(config) <= worst)[:limit]

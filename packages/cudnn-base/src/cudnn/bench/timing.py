@@ -59,7 +59,7 @@ class CudaTimer:
             for call in calls:
                 call()
         torch.cuda.synchronize(self.device)
-        once = self._estimate(calls)
+        once = self.estimate(calls)
         rounds = max(1, min(MAX_CALLS, int(TARGET_US / max(once, 0.5))) // len(calls))
         row = list(calls) * rounds
         started = time.perf_counter()
@@ -88,7 +88,7 @@ class CudaTimer:
             )
         return Prepared(graph.replay, len(row), "graph", 30.0)
 
-    def _estimate(self, calls: Sequence[Callable[[], Any]]) -> float:
+    def estimate(self, calls: Sequence[Callable[[], Any]]) -> float:
         """GPU microseconds of one call, roughly."""
         start, end = self._event(), self._event()
         self._delay(2000.0)

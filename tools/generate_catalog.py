@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     check = parser.parse_args(argv).check
     base = ROOT / "packages/cudnn-base/src/cudnn"
     families = load_families()
-    wanted = {base / "_catalog.py": catalog(families, public_modules(base)), base / "__init__.pyi": stub(families, "")}
+    wanted = {base / "_catalog.py": catalog(families), base / "__init__.pyi": stub(families, "")}
     for path in sorted({path for family in families for path in family.namespaces if "." not in path}):
         # Stubs of deeper paths would need folders, which would turn into importable namespace packages.
         wanted[base / f"{path}.pyi"] = stub(families, path)
@@ -64,14 +64,7 @@ def load_families() -> list[Family]:
     return families
 
 
-def public_modules(base: Path) -> list[str]:
-    """The modules of base, which nobody else may name."""
-    files = [path.stem for path in base.glob("*.py")]
-    folders = [path.parent.name for path in base.glob("*/__init__.py")]
-    return sorted(name for name in (*files, *folders) if not name.startswith("_"))
-
-
-def catalog(families: list[Family], modules: list[str]) -> str:
+def catalog(families: list[Family]) -> str:
     names: dict[str, dict[str, str]] = {}
     for family in families:
         for path, entries in family.targets().items():
@@ -84,23 +77,16 @@ def catalog(families: list[Family], modules: list[str]) -> str:
         f"DISTRIBUTIONS = {literal({family.name: family.distribution for family in families})}\n"
         '"""Family -> the distribution to install."""\n\n'
         f"NAMES: dict[str, dict[str, str]] = {literal(names)}\n"
-        '"""Namespace below cudnn ("" is cudnn itself) -> public name -> family."""\n\n'
-        f"MODULES = frozenset(\n    {literal(set(modules), 4)}\n)\n"
-        '"""The modules of base."""\n'
+        '"""Namespace below cudnn ("" is cudnn itself) -> public name -> family."""\n'
     )
 
 
-def literal(value: Mapping[str, object] | set[str], indent: int = 0) -> str:
+def literal(value: Mapping[str, object], indent: int = 0) -> str:
     """A literal in the form the formatter leaves alone: one entry a line, trailing commas."""
-    inner = " " * (indent + 4)
     if not value:
         return "{}"
-    if isinstance(value, set):
-        lines = [f'{inner}"{entry}",' for entry in sorted(value)]
-    else:
-        lines = [
-            f'{inner}"{key}": {literal(entry, indent + 4) if isinstance(entry, dict) else chr(34) + str(entry) + chr(34)},' for key, entry in value.items()
-        ]
+    inner = " " * (indent + 4)
+    lines = [f'{inner}"{key}": {literal(entry, indent + 4) if isinstance(entry, dict) else chr(34) + str(entry) + chr(34)},' for key, entry in value.items()]
     return "\n".join(["{", *lines, " " * indent + "}"])
 
 

@@ -179,8 +179,9 @@ def test_underscore_names_are_refused_without_reading_metadata(site: Site, name:
 
 def test_unknown_name_suggests_close_ones(site: Site) -> None:
     site.add_dense()
-    output = site.run('error = raised(lambda: cudnn.GemmSwigluu); print(type(error).__name__, error); print(hasattr(cudnn, "nothing_like_it"))')
-    assert output.splitlines() == ["AttributeError module 'cudnn' has no attribute 'GemmSwigluu'; did you mean GemmSwiglu or GemmSwigluSm100?", "False"]
+    output = site.run('error = raised(lambda: cudnn.GemmSwigluu); print(type(error).__name__, error); print(hasattr(cudnn, "nothing_like_it"))').splitlines()
+    assert output[0].startswith("AttributeError module 'cudnn' has no attribute 'GemmSwigluu'; did you mean GemmSwiglu or ")
+    assert output[1] == "False"
 
 
 def test_synthesised_paths(site: Site) -> None:

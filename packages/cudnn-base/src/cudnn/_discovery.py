@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cudnn._catalog import DISTRIBUTIONS, MODULES, NAMES
+from cudnn._catalog import DISTRIBUTIONS, NAMES
+from cudnn._namespaces import base_modules
 from cudnn._version import __version__
 from cudnn.family import FAMILY_API, Family
 
@@ -179,7 +180,7 @@ def protected_by(path: str, name: str) -> str | None:
     if owner is not None:
         return DISTRIBUTIONS[owner]
     first = (path or name).partition(".")[0]
-    return DISTRIBUTIONS["base"] if first in MODULES else None
+    return DISTRIBUTIONS["base"] if first in base_modules() else None
 
 
 def _read_entries() -> tuple[Entry, ...]:

@@ -6,10 +6,13 @@ when they are first imported. This module is part of `import cudnn`, so it impor
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+
+_base_modules: frozenset[str] | None = None
 
 
 class _NamespaceLoader:
@@ -48,9 +51,19 @@ def install() -> None:
     sys.meta_path.append(NamespaceFinder)
 
 
+def base_modules() -> frozenset[str]:
+    """The public modules of base, by what lies beside this file."""
+    global _base_modules
+    if _base_modules is None:
+        with os.scandir(os.path.dirname(__file__)) as entries:
+            names = {entry.name.removesuffix(".py") for entry in entries if entry.name.endswith(".py") or entry.is_dir()}
+        _base_modules = frozenset(name for name in names if name.isidentifier() and not name.startswith("_"))
+    return _base_modules
+
+
 def resolve(module: ModuleType, path: str, name: str) -> object:
     """The object behind `name` of the namespace `path`; kept in the module, so that this runs once per name."""
-    if not path and name in import_module("cudnn._catalog").MODULES:
+    if not path and name in base_modules():
         # Not the registry's business: `from cudnn import tensors` in base's own modules comes here first and must not load it.
         try:
             return import_module(f"cudnn.{name}")

@@ -22,9 +22,10 @@ import warnings
 from dataclasses import replace
 from types import ModuleType
 
-from cudnn._catalog import DISTRIBUTIONS, MODULES, NAMES
+from cudnn._catalog import DISTRIBUTIONS, NAMES
 from cudnn._discovery import DISABLE_VARIABLE, Discovery, FamilyStatus, distribution_version, minor
 from cudnn._family import FAMILY as _BASE
+from cudnn._namespaces import base_modules
 from cudnn._version import __version__
 from cudnn.errors import KernelUnavailableError
 
@@ -105,7 +106,7 @@ def resolve(path: str, name: str, module: ModuleType) -> object:
     owner = NAMES.get(path, {}).get(name)
     if owner is None and child in _NAMESPACES:
         return importlib.import_module(f"cudnn.{child}")
-    if owner == "base" or child in MODULES:
+    if owner == "base" or child in base_modules():
         return _store(module, name, _load_target(_base_status(), path, name, _BASE.targets().get(path, {}).get(name, f"cudnn.{child}")))
     _warn_about_frontend()
     discovery = _discovery

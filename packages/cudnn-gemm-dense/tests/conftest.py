@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import types
 
 import pytest
 
@@ -15,3 +17,53 @@ def seed() -> int:
     print(f"PYTEST_SEED={value}")
     torch.manual_seed(value)
     return value
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    """CPU tensors go where CUDA tensors would; kernels are counted, and computed by the reference. Yields (what was built, what ran)."""
+    import cudnn.dsl_check
+    import cudnn.gemm_operation
+    from cudnn.cutedsl.compile import KernelSpec
+    from cudnn.gemm_operation import GemmOperation, Launch
+
+    built, launched = [], []
+
+    def build(spec):
+        threading.Event().wait(0.02)
+        built.append(spec)
+
+    def launch_for(self, extents, device_index):
+        found = original(self, extents, device_index)
+        if found.extents is None:
+            return found
+
+        def run(tensors, scalars, stream):
+            launched.append((extents, found.config, stream))
+            self._run_reference(tensors, scalars, stream)
+
+        return Launch(None, otherwise=run)
+
+    original = GemmOperation._launch_for
+    monkeypatch.setattr(KernelSpec, "build", build)
+    monkeypatch.setattr(cudnn.dsl_check, "require_dsl", lambda *_, **__: None)
+    monkeypatch.setattr(cudnn.gemm_operation, "select_backend", lambda backend, tensors: "sm90")
+    monkeypatch.setattr(cudnn.gemm_operation, "require_arch", lambda *_: None)
+    monkeypatch.setitem(cudnn.gemm_operation.DEVICES, "sm90", "cpu")
+    monkeypatch.setattr(cudnn.gemm_operation, "device_info", lambda _: types.SimpleNamespace(sm_count=132))
+    monkeypatch.setattr(GemmOperation, "_launch_for", launch_for)
+    return built, launched
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """Forgets, for one test, what the wrappers remember: call it with their ``CALLS``."""
+    from cudnn import wrapper_calls
+    from cudnn.memo import Memo
+
+    def forget(*calls):
+        for one in calls:
+            monkeypatch.setattr(one, "_plans", Memo(wrapper_calls.PLANS))
+            monkeypatch.setattr(one, "_objects", Memo(wrapper_calls.OBJECTS))
+
+    return forget

@@ -9,9 +9,11 @@ import threading
 import pytest
 import torch
 
+from cudnn import gemm_operation, wrapper_calls
 from cudnn.testing.conformance import GemmConformance, same_bits
 from cudnn.testing.numeric import assert_as_accurate, relative_error
 from cudnn.tuple_dict import TupleDict
+from cudnn_gemm_dense.operation import fitting_configs, unfit_reason
 from cudnn_gemm_dense.swiglu import api
 from cudnn_gemm_dense.swiglu.api import GemmSwiglu, gemm_swiglu_wrapper
 from cudnn_gemm_dense.swiglu.conformance import SwigluHooks, random_compact
@@ -93,12 +95,12 @@ def test_alpha_is_a_run_time_value(alpha):
     hooks = case(ab12_dtype=torch.float32)
     inputs = hooks.inputs(9, 64, 40, 1)
     s, c = gemm_exact(inputs, alpha)
-    before = len(api._objects)
+    before = len(api.CALLS._objects)
     result = gemm_swiglu_wrapper(**inputs, alpha=alpha, c_dtype="bfloat16")
     torch.testing.assert_close(result["ab12_tensor"].double(), s, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(result["c_tensor"].double(), c, rtol=8e-3, atol=1e-4)
     gemm_swiglu_wrapper(**inputs, alpha=alpha + 1, c_dtype="bfloat16")
-    assert len(api._objects) <= before + 1
+    assert len(api.CALLS._objects) <= before + 1
     # The class's execute has its own alpha, 1.0 by default, whatever the constructor was given.
     ab12, out = result["ab12_tensor"], result["c_tensor"]
     op = GemmSwiglu(inputs["a_tensor"], inputs["b_tensor"], ab12, out, alpha=float(alpha))
@@ -158,7 +160,7 @@ def test_every_spelling_of_a_dtype():
 def test_hints_change_nothing():
     inputs = case().inputs(200, 128, 64, 2)
     expected = gemm_swiglu_wrapper(**inputs)
-    objects = len(api._objects)
+    objects = len(api.CALLS._objects)
     for hints in (
         {"mma_tiler_mn": (256, 128)},
         {"mma_tiler_mn": [256, 96], "cluster_shape_mn": [2, 1]},
@@ -167,7 +169,7 @@ def test_hints_change_nothing():
     ):
         result = gemm_swiglu_wrapper(**inputs, **hints)
         assert all(same_bits(result[i], expected[i]) for i in (0, 1))
-    assert len(api._objects) <= objects + 1  # one for the config; hints share
+    assert len(api.CALLS._objects) <= objects + 1  # one for the config; hints share
 
 
 def test_bound_to_dtypes_and_majors_and_not_to_extents():
@@ -291,7 +293,7 @@ def test_tables_are_bounded():
         ab12, c, _, _ = gemm_swiglu_wrapper(a, b)
         op = op or hooks.build({"a_tensor": a, "b_tensor": b}, {"ab12_tensor": ab12, "c_tensor": c})
         op(a, b, ab12, c)
-    assert len(api._plans) <= api.PLANS and len(op._launches) <= api.LAUNCHES and len(api._objects) <= api.OBJECTS
+    assert len(api.CALLS._plans) <= wrapper_calls.PLANS and len(op._launches) <= gemm_operation.LAUNCHES and len(api.CALLS._objects) <= wrapper_calls.OBJECTS
 
 
 def test_refused_calls_keep_nothing_alive():
@@ -306,46 +308,17 @@ def test_refused_calls_keep_nothing_alive():
         return sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects())
 
     before = refuse(100)
-    sizes = len(api._plans), len(api._objects)
+    sizes = len(api.CALLS._plans), len(api.CALLS._objects)
     assert refuse(10000) <= before + 1
-    assert (len(api._plans), len(api._objects)) == sizes
+    assert (len(api.CALLS._plans), len(api.CALLS._objects)) == sizes
 
 
 # The kernel's host side, with a stub in its place
 
 
-@pytest.fixture
-def stub(monkeypatch):
-    """CPU tensors go where CUDA tensors would; kernels are counted and computed by the reference. Yields what was built and what ran."""
-    import cudnn.dsl_check
-    from cudnn_gemm_dense.swiglu import kernel
-    from cudnn_gemm_dense.swiglu.reference import run_reference
-
-    built, launched = [], []
-
-    def build_swiglu(problem, options, config):
-        threading.Event().wait(0.02)
-        built.append((problem, options, config))
-
-        def run(a, b, ab12, c, alpha, stream):
-            launched.append((tuple(a.shape), config, stream))
-            run_reference(a, b, ab12, c, alpha, glu_layout=options.glu_layout, acc_dtype=problem.acc_dtype)
-
-        return run
-
-    def as_kernel(self, extents, device_index):
-        found = original(self, extents, device_index)
-        return (found[0], False) if found[1] else found
-
-    original = GemmSwiglu._launch_for
-    monkeypatch.setattr(kernel, "build_swiglu", build_swiglu)
-    monkeypatch.setattr(cudnn.dsl_check, "require_dsl", lambda *_, **__: None)
-    monkeypatch.setattr(api, "select_backend", lambda backend, tensors: "sm90")
-    monkeypatch.setattr(api, "require_arch", lambda *_: None)
-    monkeypatch.setattr(GemmSwiglu, "_launch_for", as_kernel)
-    monkeypatch.setattr(api, "_plans", api.Memo(api.PLANS))
-    monkeypatch.setattr(api, "_objects", api.Memo(api.OBJECTS))
-    return built, launched
+@pytest.fixture(autouse=True)
+def forget(fresh):
+    fresh(api.CALLS)
 
 
 def test_one_compile_for_every_m(stub):
@@ -357,16 +330,16 @@ def test_one_compile_for_every_m(stub):
         result = hooks.wrapper(inputs, alpha=1.0 + i, mma_tiler_mn=(torch.tensor(256), 128) if i % 2 else (128, 128))
         torch.testing.assert_close(result["ab12_tensor"].double(), gemm_exact(inputs, 1.0 + i)[0], rtol=8e-3, atol=2e-2)
     defaults = len(built)
-    assert defaults == len(api.default_configs(built[0][0], gated=True)) and len(set(built)) == defaults
+    assert defaults == len(fitting_configs(built[0].problem, built[0].options.footprint)) and len(set(built)) == defaults
     assert len(launched) == 10
     hooks.ab12_dtype = torch.float32
     hooks.wrapper(hooks.inputs(24, 64, 16, 1))
     assert len(built) == 2 * defaults
     hooks.glu_layout = "concatenated"
     hooks.wrapper(hooks.inputs(24, 64, 16, 1))
-    assert len(built) == 3 * defaults and built[-1][0].b_parts == "halves"
+    assert len(built) == 3 * defaults and built[-1].problem.b_parts == "halves"
     hooks.wrapper(hooks.inputs(40, 64, 16, 1), config={"tile_m": 128, "tile_n": 64})
-    assert len(built) == 3 * defaults + 1 and (built[-1][2].tile_m, built[-1][2].tile_n) == (128, 64)
+    assert len(built) == 3 * defaults + 1 and (built[-1].config.tile_m, built[-1].config.tile_n) == (128, 64)
 
 
 def test_no_launch_for_empty_problems(stub):
@@ -397,38 +370,36 @@ def test_sixteen_threads_compile_once(stub):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(built) == len(set(built)) == 2 * len(api.default_configs(built[0][0], gated=True))
+    assert len(built) == len(set(built)) == 2 * len(fitting_configs(built[0].problem, built[0].options.footprint))
 
 
 def test_a_failed_compile_is_tried_again(stub, monkeypatch):
-    from cudnn_gemm_dense.swiglu import kernel
+    from cudnn.cutedsl.compile import KernelSpec
 
     inputs = case().inputs(8, 64, 16, 1)
-    working = kernel.build_swiglu
+    working = KernelSpec.build
 
-    def broken(*_):
+    def broken(_):
         raise OSError("no space left")
 
-    monkeypatch.setattr(kernel, "build_swiglu", broken)
+    monkeypatch.setattr(KernelSpec, "build", broken)
     for _ in range(2):
         with pytest.raises(OSError, match="no space left"):
             case().wrapper(inputs)
-    monkeypatch.setattr(kernel, "build_swiglu", working)
+    monkeypatch.setattr(KernelSpec, "build", working)
     assert case().wrapper(inputs)["c_tensor"].isfinite().all()
 
 
 def test_the_wrapper_goes_through_the_class(monkeypatch):
     """check_support, compile and execute of the class are what the wrapper calls, execute by keyword."""
     calls = []
-    monkeypatch.setattr(api, "_plans", api.Memo(api.PLANS))
-    monkeypatch.setattr(api, "_objects", api.Memo(api.OBJECTS))
     monkeypatch.setattr(GemmSwiglu, "check_support", lambda self: calls.append("check_support") or True)
     monkeypatch.setattr(GemmSwiglu, "compile", lambda self: calls.append("compile"))
     monkeypatch.setattr(GemmSwiglu, "execute", lambda self, **arguments: calls.append(sorted(arguments)))
     inputs = case().inputs(8, 64, 16, 1)
     case().wrapper(inputs)
     case().wrapper(inputs)
-    execute = ["a_tensor", "ab12_tensor", "alpha", "b_tensor", "c_tensor", "current_stream"]
+    execute = sorted(["a_tensor", "ab12_tensor", "alpha", "b_tensor", "c_tensor", "current_stream", "norm_const_tensor", "sfa_tensor", "sfb_tensor"])
     assert calls == ["check_support", "compile", execute, execute]
 
 
@@ -437,8 +408,8 @@ def test_kernels_without_the_dsl(monkeypatch):
     import cudnn.dsl_check
 
     monkeypatch.setattr(cudnn.dsl_check, "_remembered_problem", lambda: f"It is not installed. Install it with: {cudnn.dsl_check.INSTALL}")
-    monkeypatch.setattr(api, "select_backend", lambda backend, tensors: "sm90")
-    monkeypatch.setattr(api, "require_arch", lambda *_: None)
+    monkeypatch.setattr(gemm_operation, "select_backend", lambda backend, tensors: "sm90")
+    monkeypatch.setattr(gemm_operation, "require_arch", lambda *_: None)
     inputs = case().inputs(8, 64, 16, 1)
     with pytest.raises(ImportError, match="GemmSwiglu.compile needs the CuTe DSL.*pip install"):
         case().build(inputs, {"ab12_tensor": torch.zeros(8, 64, 1).bfloat16(), "c_tensor": torch.zeros(8, 32, 1).bfloat16()}).compile()
@@ -447,20 +418,20 @@ def test_kernels_without_the_dsl(monkeypatch):
 # torch
 
 
-@pytest.mark.parametrize("name", ["gemm_swiglu", "gemm_swiglu_out"])
 @pytest.mark.parametrize("glu_layout", ["interleaved32", "separate"])
-def test_opcheck(name, glu_layout):
-    from cudnn_gemm_dense.swiglu import torch_ops  # noqa: F401
+def test_opcheck(glu_layout):
+    from cudnn.torch_operators import encode
 
+    functional, writing = api.CALLS.operators()
     hooks = case(glu_layout=glu_layout)
     inputs = hooks.inputs(24, 64, 16, 2)
-    a, b = inputs["a_tensor"], torch_ops.as_list(inputs["b_tensor"])
-    if name == "gemm_swiglu":
-        arguments = (a, b, 0.5, "n", torch.float32, torch.bfloat16, "float32", [128, 128], None, glu_layout, "auto", "")
-    else:
-        outputs = [torch.empty_strided(*layout[:2], dtype=layout[2]) for layout in hooks.output_layouts(24, 64, 16, 2).values()]
-        arguments = (a, b, *outputs, 0.5, "float32", glu_layout, "auto", '{"tile_m": 128, "tile_n": 64}')
-    torch.library.opcheck(getattr(torch.ops.cudnn, name).default, arguments)
+    names, flat = wrapper_calls.flatten(inputs)
+    given = {"c_major": "n", "ab12_dtype": torch.float32, "c_dtype": "bfloat16", "glu_layout": glu_layout}
+    torch.library.opcheck(functional, (flat, 0.5, encode(tuple(names), tuple(given.items()))))
+    outputs = {name: torch.empty_strided(*layout[:2], dtype=layout[2]) for name, layout in hooks.output_layouts(24, 64, 16, 2).items()}
+    op = hooks.build(inputs, outputs)
+    op.compile()
+    torch.library.opcheck(writing, (flat, list(outputs.values()), 0.5, encode((tuple(names), tuple(outputs)), op._traced_arguments)))
 
 
 def test_traced_options():
@@ -491,6 +462,6 @@ def test_precompile_specs():
     assert {s.op for s in specs} == {"gemm_swiglu"} and {s.problem.a_dtype for s in specs} == {"bfloat16", "float16"}
     assert {s.problem.b_parts for s in specs} == {"single", "halves", "pair"}
     assert {(s.problem.a_major, s.problem.b_major, s.options.out_major) for s in specs} == set(itertools.product("km", "kn", "nm"))
-    assert all(api.unfit_reason(s.problem, s.config, gated=True) is None for s in specs)
+    assert all(unfit_reason(s.problem, s.options.footprint, s.config) is None for s in specs)
     # What the published defaults need is among them.
     assert any((s.options.ab12_dtype, s.options.c_dtype, s.problem.b_parts) == ("float32", "float16", "single") for s in specs)

@@ -11,7 +11,7 @@ import torch
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.testing.conformance import GemmConformanceCuda, same_bits
-from cudnn_gemm_dense.configs import default_configs, unfit_reason
+from cudnn_gemm_dense.operation import fitting_configs, unfit_reason
 from cudnn_gemm_dense.swiglu import api
 from cudnn_gemm_dense.swiglu.api import GemmSwiglu, gemm_swiglu_wrapper
 from cudnn_gemm_dense.swiglu.conformance import SwigluHooks, random_compact
@@ -98,8 +98,8 @@ def problems():
         hooks = case(dtype=dtype, a_major=majors[0], b_major=majors[1], out_major=majors[2], glu_layout=layout)
         hooks.ab12_dtype, hooks.c_dtype = rng.choice((torch.float32, *DTYPES)), rng.choice(DTYPES)
         hooks.alpha = rng.choice((1.0, -0.5, 1.75))
-        problem, _ = problem_of(hooks)
-        hooks.config = rng.choice([config for config in CONFIGS if unfit_reason(problem, config, gated=True) is None])
+        problem, options = problem_of(hooks)
+        hooks.config = rng.choice([config for config in CONFIGS if unfit_reason(problem, options.footprint, config) is None])
         m_step = 8 if hooks.a_major == "m" or hooks.out_major == "m" else 1
         n_step = 64 if layout == "interleaved32" else 16
         extents = [
@@ -111,7 +111,7 @@ def problems():
     specs = []
     for hooks in (*(hooks for hooks, _ in found.values()), *others):
         described = problem_of(hooks)
-        specs += [swiglu_spec(*described, config) for config in ((hooks.config,) if hooks.config else default_configs(described[0], gated=True))]
+        specs += [swiglu_spec(*described, config) for config in ((hooks.config,) if hooks.config else fitting_configs(described[0], described[1].footprint))]
     failed = [outcome for outcome in build_all(list(dict.fromkeys(specs)), arch="sm_90a") if outcome.status == "failed"]
     assert not failed, f"{failed[0].spec.label}: {failed[0].error}"
     return seed, found
@@ -158,15 +158,14 @@ def test_large_problems_repeat_bit_for_bit(layout, extents):
     assert different.item() == 0
 
 
-def test_one_compile_from_one_row_to_five_thousand(monkeypatch):
+def test_one_compile_from_one_row_to_five_thousand(monkeypatch, fresh):
     """M from 1 to 5000, several N, K, L and alpha: one set of kernels, built once."""
-    from cudnn_gemm_dense.swiglu import kernel
+    from cudnn.cutedsl.compile import KernelSpec
 
     built = []
-    build = kernel.build_swiglu
-    monkeypatch.setattr(kernel, "build_swiglu", lambda *description: built.append(description) or build(*description))
-    monkeypatch.setattr(api, "_plans", api.Memo(api.PLANS))
-    monkeypatch.setattr(api, "_objects", api.Memo(api.OBJECTS))
+    build = KernelSpec.build
+    monkeypatch.setattr(KernelSpec, "build", lambda spec: built.append(spec) or build(spec))
+    fresh(api.CALLS)
     hooks = case()
     rows = sorted({1, 2, 7, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1023, 4999, 5000, *torch.randint(1, 5001, (25,)).tolist()})
     first = rows[len(rows) // 2]
@@ -176,7 +175,7 @@ def test_one_compile_from_one_row_to_five_thousand(monkeypatch):
         hooks.check(inputs, hooks.wrapper(inputs, alpha=hooks.alpha))
         if i == 0:
             after_first = len(built)
-    assert len(built) == after_first == len(set(built)) == len(api.default_configs(built[0][0], gated=True))
+    assert len(built) == after_first == len(set(built)) == len(fitting_configs(built[0].problem, built[0].options.footprint))
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -46,7 +46,7 @@ def refused(arguments, kind, *fragments):
 SHAPES = {
     "a rank": ({"sample_a": desc("bfloat16", (256, 512, 1)).squeeze(2)}, "a_tensor: found shape (256, 512), needs three axes (M, K, L)", "unsqueeze(-1)"),
     "b rank": ({"sample_b": desc("bfloat16", (256, 512, 1)).squeeze(2)}, "b_tensor: found shape (256, 512), needs three axes (N, K, L)"),
-    "b k": ({"sample_b": desc("bfloat16", (256, 520, 2))}, "b_tensor: found shape (256, 520, 2), needs (N, K, L) = (256, 512, 2) with K and L of a_tensor"),
+    "b k": ({"sample_b": desc("bfloat16", (256, 520, 2))}, "b_tensor: found shape (256, 520, 2), needs (N, K, L) = (256, 512, 2), as a_tensor has it"),
     "b batches": ({"sample_b": desc("bfloat16", (256, 512, 3))}, "b_tensor: found shape (256, 512, 3), needs (N, K, L) = (256, 512, 2)"),
     "ab12 m": ({"sample_ab12": desc("bfloat16", (128, 256, 2))}, "ab12_tensor: found shape (128, 256, 2), needs (M, N, L) = (256, 256, 2)"),
     "ab12 n": ({"sample_ab12": desc("bfloat16", (256, 128, 2))}, "ab12_tensor: found shape (256, 128, 2), needs (M, N, L) = (256, 256, 2)"),
@@ -224,7 +224,7 @@ def test_separate_weights():
         {**fine, "sample_b": (gate, desc("bfloat16", (40, 512, 2), 0))},
         ValueError,
         "b_tensor[0] (gate) and b_tensor[1] (up): found strides",
-        "both k-major or both n-major",
+        "(k-major) and (1, 40, 20480) (n-major), needs the same major for both",
     )
     refused({**fine, "sample_b": (gate, desc("float16", (40, 512, 2)))}, ValueError, "b_tensor[1] (up): found dtype float16 while a_tensor has bfloat16")
     refused({**fine, "glu_layout": "concatenated"}, ValueError, 'b_tensor: found 2 tensors with glu_layout="concatenated", needs one')

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from cudnn import checks
 from cudnn.datatypes import itemsize_bits
 from cudnn.tensors import Metadata
 
 # Axes whose extent is that of another one times a factor.
+_NUMBERS = ("a scalar", "one axis", "two axes", "three axes")
 _MULTIPLES = {"n/2": ("n", 1, 2), "2n": ("n", 2, 1)}
 
 
@@ -23,17 +24,38 @@ class Extents(NamedTuple):
     batches: int
 
 
+class Layout(Protocol):
+    """What an operation asks about its tensors, operands first."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the tensors in order."""
+
+    @property
+    def matrices(self) -> Sequence[int]:
+        """Which of them are read or written by the copy engine, and so start on 16 bytes."""
+
+    def extents(self, metas: Sequence[Metadata]) -> Extents:
+        """M, N, K and L, which all tensors agree on. ValueError naming the first that does not."""
+
+    def majors(self, metas: Sequence[Metadata], bound: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The contiguous axis of each group of matrices: at least "a", "b" and "out". With ``bound`` they must be those; ValueError otherwise."""
+
+    def check_lines(self, metas: Sequence[Metadata], majors: Mapping[str, str]) -> None:
+        """ValueError unless the copy engine can step through every matrix."""
+
+
 class Rule(NamedTuple):
     """One tensor of an operation.
 
     ``axes``: a name ("m", "n", "k", "l", "n/2", "2n") or a number for each; equal names are equal extents. ``group``: of a matrix (two axes and L); matrices of one group have the same contiguous
-    axis. None for a vector, whose strides are free. ``halves``: into how many boxes of memory its columns fall, each of which starts on 16 bytes.
+    axis. None for a vector, whose strides are free. ``split``: the axis, by the name of its major, along which the matrix is two boxes of memory, so that each half starts on 16 bytes.
     """
 
     name: str
     axes: tuple[str | int, ...]
     group: str | None = None
-    halves: int = 1
+    split: str | None = None
 
     @property
     def modes(self) -> tuple[str, str]:
@@ -55,13 +77,15 @@ class GemmLayout:
         self.rules = tuple(rules)
         self.compact, self.whole_lines = compact, whole_lines
         self.matrices = tuple(i for i, rule in enumerate(self.rules) if rule.group is not None)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(rule.name for rule in self.rules)
+        self.names = tuple(rule.name for rule in self.rules)
 
     def extents(self, metas: Sequence[Metadata]) -> Extents:
         """M, N, K and L, which all tensors agree on. ValueError naming the first that does not."""
+        found = self.solve(metas)
+        return Extents(found["m"], found["n"], found["k"], found["l"])
+
+    def solve(self, metas: Sequence[Metadata]) -> dict[str, int]:
+        """The extent of each named axis, which all tensors agree on. ValueError naming the first that does not."""
         found: dict[str, int] = {}
         origin: dict[str, str] = {}
         for rule, meta in zip(self.rules, metas, strict=True):
@@ -71,7 +95,7 @@ class GemmLayout:
                     if rule.axes[-1:] == ("l",) and len(meta.shape) == len(rule.axes) - 1
                     else ""
                 )
-                raise ValueError(f"{rule.name}: found shape {meta.shape}, needs {len(rule.axes)} axes {rule.text}{hint}")
+                raise ValueError(f"{rule.name}: found shape {meta.shape}, needs {_NUMBERS[len(rule.axes)]} {rule.text}{hint}")
             for axis, extent in zip(rule.axes, meta.shape, strict=True):
                 name, up, down = _MULTIPLES.get(axis, (axis, 1, 1)) if isinstance(axis, str) else (axis, 1, 1)
                 if isinstance(name, str) and name not in found:
@@ -80,6 +104,10 @@ class GemmLayout:
                             f"{rule.name}: found shape {meta.shape}, needs {rule.text} with an even number of columns: a gate and an up column for each column of N"
                         )
                     found[name], origin[name] = extent * down // up, rule.name
+            if "n/2" in rule.axes and found["n"] % 2:
+                raise ValueError(
+                    f"{origin['n']}: found N = {found['n']} rows, needs an even number: a gate column and an up column for each column of {rule.name}"
+                )
             expected = tuple(self._extent(axis, found) for axis in rule.axes)
             if meta.shape != expected:
                 sources = dict.fromkeys(
@@ -87,7 +115,7 @@ class GemmLayout:
                 )
                 because = f", as {' and '.join(sources)} {'have' if len(sources) > 1 else 'has'} it" if sources else ""
                 raise ValueError(f"{rule.name}: found shape {meta.shape}, needs {rule.text} = {expected}{because}")
-        return Extents(found["m"], found["n"], found["k"], found["l"])
+        return found
 
     @staticmethod
     def _base(axis: str | int) -> str | int:
@@ -126,8 +154,8 @@ class GemmLayout:
             ]
             if not common:
                 names = " and ".join(self.rules[i].name for i in members)
-                strides = " and ".join(str(metas[i].stride) for i in members)
-                raise ValueError(f"{names}: found strides {strides}, needs the same major for all: {' or '.join(self.rules[first].modes)} contiguous in each")
+                seen = " and ".join(f"{metas[i].stride} ({possible[i][0]}-major)" for i in members)
+                raise ValueError(f"{names}: found strides {seen}, needs the same major for {'both' if len(members) == 2 else 'all'}")
             choices.append(common)
         # Where unit axes leave a major open, the one that keeps the 16-byte rule is meant.
         combinations = [dict(zip(groups, choice, strict=True)) for choice in product(*choices)]
@@ -163,7 +191,7 @@ class GemmLayout:
             if 0 in meta.shape:
                 continue
             mode = self._mode_of(rule, majors[rule.group])  # type: ignore[index]
-            parts = rule.halves if mode == rule.modes[1] else 1
+            parts = 2 if mode == rule.split else 1
             if self.whole_lines or parts > 1:
                 problem = checks.contiguous_problem(rule.name, meta, mode, rule.modes, parts)
                 if problem is not None:

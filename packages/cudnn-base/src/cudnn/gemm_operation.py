@@ -9,11 +9,12 @@ from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from cudnn.api_base import APIBase
+from cudnn.checks import require_tensors
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.datatypes import itemsize_bits
 from cudnn.device import device_info, require_arch, select_backend
-from cudnn.gemm_layout import Extents, GemmLayout
+from cudnn.gemm_layout import Extents, Layout
 from cudnn.memo import Memo
 from cudnn.streams import launch_handle, stream_context
 from cudnn.tensors import Metadata, check_alignment, check_same_device, is_jax_array, is_torch_tensor, metadata, require_torch_like
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from cudnn.cutedsl.compile import KernelSpec
 
 LAUNCHES = 1024  # extents that one object remembers
+DEVICES = {"sm90": "cuda", "reference": "cpu"}  # where what was selected runs, unless the reference is asked for
 OPERAND_DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 Tensors = tuple[Any, ...]
@@ -39,16 +41,9 @@ class Bound(NamedTuple):
     selected: str  # "sm90" or "reference"
 
     @property
-    def transposed(self) -> tuple[int, ...]:
-        """Operands that are copied to be contiguous along K first: the matrix units read 8-bit and 32-bit elements in no other order."""
-        if itemsize_bits(self.problem.a_dtype) == 16:
-            return ()
-        return tuple(i for i, major in enumerate((self.problem.a_major, self.problem.b_major)) if major != "k")
-
-    @property
     def kernel_problem(self) -> GemmProblem:
-        """The problem as the kernel sees it, after transposing."""
-        return replace(self.problem, a_major="k", b_major="k") if self.transposed else self.problem
+        """The problem as the kernel sees it: the matrix units read 8-bit and 32-bit elements along K only, so other operands are transposed first."""
+        return self.problem if itemsize_bits(self.problem.a_dtype) == 16 else replace(self.problem, a_major="k", b_major="k")
 
 
 class Launch(NamedTuple):
@@ -93,7 +88,7 @@ class GemmOperation(APIBase):
     op: ClassVar[str]
 
     def __init__(
-        self, tensors: Sequence[tuple[str, Any]], layout: GemmLayout, *, operands: int = 2, backend: str, config: GemmConfig | Mapping[str, object] | None
+        self, tensors: Sequence[tuple[str, Any]], layout: Layout, *, operands: int = 2, backend: str, config: GemmConfig | Mapping[str, object] | None
     ) -> None:
         super().__init__()
         self._layout = layout
@@ -142,6 +137,9 @@ class GemmOperation(APIBase):
     def _check_extents(self, metas: Sequence[Metadata]) -> None:
         """Checks of extents beyond the layout's."""
 
+    def _check_kernel_serves(self, problem: GemmProblem) -> None:
+        """NotImplementedError for what the reference computes and the kernel does not."""
+
     def _partials(self, options: Any, config: GemmConfig, extents: Extents) -> tuple[tuple[int, int, int], ...]:
         """Shapes (parts, X, L) of the float32 scratch tensors that the kernel takes after the caller's, X contiguous."""
         return ()
@@ -164,6 +162,7 @@ class GemmOperation(APIBase):
                 raise ValueError(f"config: {reason}")
         bound = bound._replace(selected=select_backend(self.backend, list(zip(self._layout.names, self._samples, strict=True))))
         if bound.selected == "sm90":
+            self._check_kernel_serves(bound.kernel_problem)
             require_arch(self.op, self._samples[0].device_index)
         self._bound = bound
         self._is_supported = True
@@ -194,9 +193,15 @@ class GemmOperation(APIBase):
     def _configs(self, problem: GemmProblem, options: Any) -> tuple[GemmConfig, ...]:
         return (self.config,) if self.config is not None else self._default_configs(problem, options)
 
+    @property
+    def selected_backend(self) -> str | None:
+        """What runs: "sm90" (the kernel) or "reference"; None before ``check_support`` has passed."""
+        return None if self._bound is None else self._bound.selected
+
     def identity(self) -> tuple[Any, ...]:
         """What two checked objects that can stand for each other have in common."""
-        return type(self), self._bound[:2], tuple(self._bound.majors.items()), self._bound.selected, self.backend, self.config, self._layout.names  # type: ignore[index, union-attr]
+        bound = None if self._bound is None else (*self._bound[:2], *self._bound.majors.items(), self._bound.selected)
+        return type(self), bound, self.backend, self.config, self._layout.names
 
     def workspace_bytes(self) -> int:
         """Bytes of scratch memory that ``execute`` needs for the samples' extents: uint8, 128-byte aligned, on the operands' device. Scratch of other extents grows with them."""
@@ -207,10 +212,17 @@ class GemmOperation(APIBase):
         extents = self._layout.extents(self._samples)
         return max(self._scratch_bytes(config, extents) for config in self._configs(bound.kernel_problem, bound.options))  # type: ignore[union-attr]
 
+    @property
+    def _transposed(self) -> tuple[int, ...]:
+        """Operands that are copied to be contiguous along K first."""
+        problem, seen = self._bound[0], self._bound.kernel_problem  # type: ignore[index, union-attr]
+        a = (0,) if problem.a_major != seen.a_major else ()
+        return (*a, *range(1, self._operands)) if problem.b_major != seen.b_major else a
+
     def _scratch_bytes(self, config: GemmConfig, extents: Extents) -> int:
         bound = self._bound
-        rows = (extents.m, extents.n)
-        copies = (rows[i] * extents.k * extents.batches * itemsize_bits(bound.problem.a_dtype) // 8 for i in bound.transposed)  # type: ignore[union-attr]
+        rows = (extents.m, *[extents.n // (self._operands - 1)] * (self._operands - 1))
+        copies = (rows[i] * extents.k * extents.batches * itemsize_bits(bound.problem.a_dtype) // 8 for i in self._transposed)  # type: ignore[union-attr]
         partials = (4 * prod(shape) for shape in self._partials(bound.options, config, extents))  # type: ignore[union-attr]
         return sum(ws_align(size) for size in (*copies, *partials))
 
@@ -229,8 +241,8 @@ class GemmOperation(APIBase):
         try:
             key = tuple([(t.shape, t.stride(), t.dtype, t.get_device()) for t in tensors])
             launch = self._launches.get(key)
-        except (AttributeError, TypeError):
-            key = launch = None  # not torch tensors; what they are is told below
+        except (AttributeError, RuntimeError, TypeError):
+            key = launch = None  # no strided torch tensors; what they are is told below
         if launch is None:
             launch = self._bind(key, tensors)
         if launch.kernel is None:
@@ -270,7 +282,7 @@ class GemmOperation(APIBase):
                 raise ValueError(f"workspace is on {workspace.device}, needs {device}, the device of the operands")
             carver = WorkspaceCarver(workspace, launch.scratch_bytes, type(self).__name__, align=16)
             taken = list(operands)
-            for i in self._bound.transposed:  # type: ignore[union-attr]
+            for i in self._transposed:
                 rows, k, batches = operands[i].shape
                 copy = carver.take(rows * k * batches, operands[i].dtype).view(batches, rows, k).permute(1, 2, 0)
                 bits = torch.uint8 if copy.dtype.itemsize == 1 else copy.dtype
@@ -283,10 +295,7 @@ class GemmOperation(APIBase):
     def _bind(self, key: Any, tensors: Tensors) -> Launch:
         """Check these tensors against what the object was compiled for, and find what runs for their extents."""
         named = list(zip(self._layout.names, tensors, strict=True))
-        for name, t in named:
-            if t is None:
-                raise ValueError(f"{name}: found None, needs a tensor as in the samples")
-        require_torch_like(f"{type(self).__name__}.execute", named)
+        require_tensors(f"{type(self).__name__}.execute", named)
         metas = tuple(metadata(t) for t in tensors)
         for name, found, sample in zip(self._layout.names, metas, self._samples, strict=True):
             if found.dtype != sample.dtype:
@@ -299,7 +308,7 @@ class GemmOperation(APIBase):
         self._layout.check_lines(metas, bound.majors)  # type: ignore[union-attr]
         self._check_extents(metas)
         check_same_device(named)
-        kind = "cuda" if bound.selected == "sm90" else "cpu"  # type: ignore[union-attr]
+        kind = DEVICES[bound.selected]  # type: ignore[union-attr]
         if metas[0].device_type != kind and self.backend != "reference":
             raise ValueError(
                 f"a_tensor is on {metas[0].device_type}, needs {kind}, which the object was compiled for; move the tensors, or compile another object"
@@ -335,7 +344,7 @@ class GemmOperation(APIBase):
             return
         named = list(zip(self._layout.names, tensors, strict=True))
         if any(is_jax_array(t) or not hasattr(t, "__dlpack__") for _, t in named):
-            require_torch_like(f"{type(self).__name__}.execute", named)
+            require_tensors(f"{type(self).__name__}.execute", named)
         self._run(tuple(t if is_torch_tensor(t) else torch.from_dlpack(t) for t in tensors), scalars, stream, workspace)
 
 

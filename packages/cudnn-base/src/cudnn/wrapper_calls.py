@@ -74,32 +74,38 @@ class WrapperCalls:
 
     def __call__(self, tensors: Arguments, scalars: Arguments, options: Arguments, stream: Any) -> dict[str, Any]:
         """The outputs by name. ``tensors``: the wrapper's tensor arguments by name, None where not given; ``options``: its other arguments as given."""
-        import torch
-
         a = tensors["a_tensor"]
+        try:
+            import torch
+        except ModuleNotFoundError:
+            # Without torch no argument can be torch's: say what is wrong with it rather than that torch is missing.
+            checks.require_tensors(self.wrapper.__name__, [("a_tensor", a)])
+            raise
+
         if torch.compiler.is_compiling() or (type(a) is not torch.Tensor and type(a) is not torch.nn.Parameter):
             return self._traced(tensors, scalars, options, stream)
         try:
             key = (tuple([_tensor_key(t) for t in tensors.values()]), tuple(options.values()))
             plan = self._plans.get(key)
-        except (AttributeError, TypeError):
-            key = plan = None  # not torch tensors, or an option given as a list or dict
+        except (AttributeError, RuntimeError, TypeError):
+            key = plan = None  # no strided torch tensors, or an option given as a list or dict
         if plan is None:
             plan = self._plan(tensors, options)
             if key is not None:
                 self._plans.keep(key, plan)
         device = a.device
-        if stream is not None and device.type == "cuda":
-            stream = as_torch_stream(stream, device)
-            with torch.cuda.stream(stream):
-                made = {name: _allocate(output, device) for name, output in plan.outputs}
-        else:
+        if stream is not None:
+            stream = _other_stream(stream, device)
+        if stream is None:
+            made = {name: _allocate(output, device) for name, output in plan.outputs}
+            plan.op.execute(**tensors, **made, **scalars, current_stream=None)
+            return made
+        with torch.cuda.stream(stream):
             made = {name: _allocate(output, device) for name, output in plan.outputs}
         plan.op.execute(**tensors, **made, **scalars, current_stream=stream)
-        if stream is not None and device.type == "cuda":
-            # The inputs belong to the streams they were made on, the outputs to the launch stream; the kernel and the caller use them on the other one.
-            record_streams((one for t in tensors.values() for one in (t if isinstance(t, (tuple, list)) else (t,))), stream)
-            record_streams(made.values(), None)
+        # The inputs belong to the streams they were made on, the outputs to the launch stream; the kernel and the caller use them on the other one.
+        record_streams((one for t in tensors.values() for one in (t if isinstance(t, (tuple, list)) else (t,))), stream)
+        record_streams(made.values(), None)
         return made
 
     def shared(self, op: GemmOperation) -> GemmOperation:
@@ -142,6 +148,16 @@ class WrapperCalls:
         names, inputs = flatten(tensors)
         targets, made = flatten(outputs)
         self.operators()[1](inputs, made, alpha, encode((tuple(names), tuple(targets)), op._traced_arguments))
+
+
+def _other_stream(stream: Any, device: Any) -> Any:
+    """The stream to launch on where it is not the current one of ``device``. CPU tensors have none."""
+    import torch
+
+    if device.type != "cuda":
+        return None
+    found = as_torch_stream(stream, device)
+    return None if found == torch.cuda.current_stream(device) else found
 
 
 def _tensor_key(t: Any) -> Any:

@@ -90,12 +90,12 @@ class GemmDswiglu(DenseOperation):
     ) -> None:
         if glu_layout not in GLU_LAYOUTS:
             raise ValueError(f"glu_layout: found {glu_layout!r}, needs one of {', '.join(map(repr, GLU_LAYOUTS))}")
-        halves = 1 if glu_layout == "interleaved32" else 2
+        split = None if glu_layout == "interleaved32" else "n"
         rules = [
             Rule("a_tensor", ("m", "k", "l"), "a"),
             Rule("b_tensor", ("n", "k", "l"), "b"),
-            Rule("ab12_tensor", ("m", "2n", "l"), "out", halves),
-            Rule("d_ab12_tensor", ("m", "2n", "l"), "out", halves),
+            Rule("ab12_tensor", ("m", "2n", "l"), "out", split),
+            Rule("d_ab12_tensor", ("m", "2n", "l"), "out", split),
         ]
         samples = [(rule.name, t) for rule, t in zip(rules, (sample_a, sample_b, sample_ab12, sample_d_ab12), strict=True)]
         if sample_c is not None:

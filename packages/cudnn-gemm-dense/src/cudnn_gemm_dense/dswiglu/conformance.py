@@ -37,7 +37,7 @@ class DswigluHooks(DenseHooks):
         return GemmDswiglu(**samples, **self.options)
 
     def wrapper(self, inputs: Mapping[str, Any], **options: Any) -> TupleDict:
-        c = {"generate_c": True, "c_dtype": self.c_dtype} if self.c_dtype is not None else {}
+        c: dict[str, Any] = {"generate_c": True, "c_dtype": self.c_dtype} if self.c_dtype is not None else {}
         return gemm_dswiglu_wrapper(**inputs, d_dtype=self.d_dtype, d_major=self.out_major, **c, **{**self.options, **options})
 
     def _gradient(self, g: torch.Tensor, inputs: Mapping[str, Any], through: torch.dtype) -> dict[str, torch.Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cudnn import checks
-from cudnn.gemm_layout import Extents, GemmLayout
+from cudnn.gemm_layout import Extents, Layout
 from cudnn.gemm_operation import OPERAND_DTYPES
 from cudnn.tensors import Metadata
 from cudnn_gemm_dense import scale_factors
@@ -23,7 +23,7 @@ def default_cluster(tile: tuple[int, int]) -> tuple[int, int]:
 
 def check_all(
     op: str,
-    layout: GemmLayout,
+    layout: Layout,
     metas: dict[str, Metadata],
     scales: dict[str, Metadata] | None,
     vec: int,

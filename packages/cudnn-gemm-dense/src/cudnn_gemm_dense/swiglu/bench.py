@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudnn.bench import Benchmark, Candidate, HostPath, Shape, dense, peers
 from cudnn.bench.spec import Inputs
+from cudnn_gemm_dense.gemm.bench import ours_plain
 
 if TYPE_CHECKING:
     import torch
@@ -89,32 +90,6 @@ def _ours(config: Mapping[str, object] | None) -> Candidate:
     return Candidate(name, "cudnn gemm_swiglu, one kernel", bind, outputs, in_place=True)
 
 
-def _bind_plain(inputs: Inputs) -> Call:
-    import torch
-
-    from cudnn.cutedsl.compile import KernelSpec
-    from cudnn.cutedsl.gemm.problem import GemmProblem
-    from cudnn.datatypes import dtype_name
-    from cudnn_gemm_dense.configs import choose, default_configs
-    from cudnn_gemm_dense.plain import PlainOptions
-
-    a, b = inputs["a"].unsqueeze(-1), inputs["b"].unsqueeze(-1)
-    if not a.is_cuda:
-        raise ValueError(f"the kernel runs on a GPU, these tensors are on {a.device}")
-    dtype = dtype_name(a.dtype)
-    problem = GemmProblem(dtype, dtype)
-    config = choose(default_configs(problem), a.shape[0], b.shape[0], a.shape[1], 1)
-    kernel = KernelSpec("gemm", "cudnn_gemm_dense.plain:plain", problem, PlainOptions(dtype), config).build()
-    clusters = config.resident_clusters(torch.cuda.get_device_properties(a.device).multi_processor_count)
-    d = torch.empty(a.shape[0], b.shape[0], 1, device=a.device, dtype=a.dtype)
-
-    def call() -> torch.Tensor:
-        kernel((a, b), (d,), (1.0,), clusters, torch.cuda.current_stream(d.device).cuda_stream)
-        return d
-
-    return call
-
-
 def _bind_compiled(inputs: Inputs) -> Call:
     import torch
 
@@ -158,7 +133,7 @@ BENCH = Benchmark(
     inputs=_inputs,
     ours=_ours,
     peers=(
-        Candidate("ours-plain", "cudnn's own GEMM alone, default configuration", _bind_plain, lambda d: {"ab12": d.squeeze(-1)}, whole=False, in_place=True),
+        ours_plain("ab12"),
         dense.part(dense.cublas("ab12")),
         Candidate("torch-compile", "cuBLAS matmul, then torch.compile'd SwiGLU", _bind_compiled, _named),
         Candidate("quack", "QuACK fused SwiGLU, tuned, pre-activation stored", _bind_quack, _quack_outputs, peers.quack_missing),

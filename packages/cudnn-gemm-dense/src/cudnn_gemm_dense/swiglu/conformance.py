@@ -9,22 +9,9 @@ import torch
 
 from cudnn.reference import full_float32, split_gate_up, swiglu
 from cudnn.tuple_dict import TupleDict
+from cudnn_gemm_dense.conformance import Layout, compact_stride, random_compact
 from cudnn_gemm_dense.swiglu.api import GemmSwiglu, gemm_swiglu_wrapper
 from cudnn_gemm_dense.swiglu.reference import gemm_swiglu_reference
-
-Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
-
-
-def compact_stride(shape: tuple[int, int, int], major: int) -> tuple[int, int, int]:
-    """Strides of a compact (rows, columns, L) tensor whose axis ``major`` is contiguous."""
-    rows, columns, _ = shape
-    return (columns, 1, rows * columns) if major == 1 else (1, rows, rows * columns)
-
-
-def random_compact(shape: tuple[int, int, int], major: int, dtype: torch.dtype, device: str, scale: float = 1.0) -> torch.Tensor:
-    """Normally distributed values in a compact layout."""
-    t = torch.empty_strided(shape, compact_stride(shape, major), dtype=dtype, device=device)
-    return t.copy_(torch.randn(shape, device=device) * scale)
 
 
 class SwigluHooks:

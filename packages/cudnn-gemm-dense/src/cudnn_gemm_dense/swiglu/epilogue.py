@@ -12,9 +12,10 @@ def swiglu(problem: GemmProblem, options: SwigluOptions) -> Gated:
     """interleaved32 has up first, the published order; whole halves (concatenated, separate) have the gate first."""
     interleaved = options.glu_layout == "interleaved32"
     return Gated(
-        cutlass_dtype(options.ab12_dtype),
+        None if options.ab12_dtype is None else cutlass_dtype(options.ab12_dtype),
         cutlass_dtype(options.c_dtype),
         row_contiguous=options.out_major == "n",
         gate_first=not interleaved,
         split=not interleaved,
+        activation=options.activation,
     )

@@ -1,0 +1,75 @@
+"""The benchmarks of the dense operations: every candidate computes what the reference says, or a part of it."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+
+from cudnn.bench import run
+from cudnn.bench.timing import Prepared
+
+OPERATIONS = ("amax", "dsrelu", "dswiglu", "gemm", "srelu")
+SHAPE = (48, 128, 64)
+
+
+class OneCall:
+    """A clock that makes the calls and shows 1 us."""
+
+    def prepare(self, name, calls):
+        return Prepared(lambda: [call() for call in calls], len(calls), "graph", 0.0)
+
+    def measure(self, prepared, repeats):
+        for candidate in prepared.values():
+            candidate.run()
+        return {name: [1.0] * repeats for name in prepared}
+
+    def keep_busy(self, prepared, us):
+        prepared.run()
+
+    def host(self, name, call):
+        call()
+        return [1.0]
+
+
+@pytest.fixture(autouse=True)
+def eager_compile(monkeypatch):
+    """torch.compile without the compiler."""
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+
+
+@pytest.fixture(params=OPERATIONS)
+def bench(request):
+    return importlib.import_module(f"cudnn_gemm_dense.{request.param}.bench").BENCH
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_every_candidate_is_right(bench, dtype):
+    chosen = [bench.ours(None), *(peer for peer in bench.peers if peer.missing() is None and "deepgemm" not in peer.name)]
+    row = run.measure_shape(
+        bench,
+        "custom",
+        SHAPE,
+        dtype,
+        chosen,
+        OneCall(),
+        device="cpu",
+        repeats=20,
+        rates={"matmul_tflops": 1.0, "copy_tb_s": 1.0},
+        seed=int(torch.randint(2**31, ())),
+    )
+    assert {entry["status"] for entry in row["candidates"].values()} == {"ok"}, run.wrong([row])
+    assert row["candidates"]["ours"]["whole"] and 0 < row["candidates"]["ours"]["error"] < 0.01
+
+
+def test_host_paths(bench):
+    inputs = bench.inputs(bench.host_shape, "bfloat16", "cpu", torch.Generator().manual_seed(0))
+    assert {row["status"] for row in run.measure_host(bench.host_paths, inputs, OneCall())} == {"ok"}
+
+
+def test_work_and_traffic(bench):
+    m, n, k = 4096, 8192, 7168
+    assert bench.flops((m, n, k)) == 2 * m * n * k
+    stored = {"gemm": 1, "gemm_amax": 1, "gemm_srelu": 2, "gemm_dsrelu": 2, "gemm_dswiglu": 4}[bench.op]
+    assert bench.bytes((m, n, k), "bfloat16") == 2 * (m * k + n * k + stored * m * n)

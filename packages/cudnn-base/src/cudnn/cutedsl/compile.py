@@ -72,17 +72,12 @@ class KernelSpec:
 
         require_dsl(self.op)
         sources = ("cudnn.cutedsl.compile", "cudnn.cutedsl.gemm.sm90", self.fusion.split(":")[0])
-        result = fetch(self.fields(), sources, build=self.compile, dump=_dump, load=_load, label=self.label)
+        result = fetch(self.fields(), sources, build=self.compile, dump=dump, load=load, label=self.label)
         return result.function if isinstance(result, Compiled) else result
 
     def compile(self) -> Compiled:
         """Compile now, past the cache."""
-        compiled = _compile(self)
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "kernel.o")
-            compiled.export_to_c(object_file_path=path, function_name=SYMBOL)
-            # The loaded object is what every later process runs, and it is called with less Python in between.
-            return Compiled(_load(path), Path(path).read_bytes())
+        return finish(_compile(self))
 
 
 @dataclass(frozen=True)
@@ -93,11 +88,21 @@ class Compiled:
     object_bytes: bytes
 
 
-def _dump(compiled: Compiled, path: str) -> None:
+def finish(compiled: Any) -> Compiled:
+    """What the DSL has compiled, as an object file and loaded from it: that is what every later process runs, and it is called with less Python in between."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "kernel.o")
+        compiled.export_to_c(object_file_path=path, function_name=SYMBOL)
+        return Compiled(load(path), Path(path).read_bytes())
+
+
+def dump(compiled: Compiled, path: str) -> None:
+    """Write the object file to ``path``."""
     Path(path).write_bytes(compiled.object_bytes)
 
 
-def _load(path: str) -> Callable[..., None]:
+def load(path: str) -> Callable[..., None]:
+    """The kernel in the object file at ``path``."""
     import cutlass.cute as cute
 
     return getattr(cute.runtime.load_module(path, enable_tvm_ffi=True), SYMBOL)

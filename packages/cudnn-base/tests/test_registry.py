@@ -565,6 +565,12 @@ def test_warning_about_the_frontend_comes_once_at_the_first_lookup(site: Site) -
     assert "pip uninstall nvidia-cudnn-frontend cudnn-base" in output[1]
 
 
+def test_the_report_tells_of_the_frontend(site: Site) -> None:
+    site.add("nvidia-cudnn-frontend", "1.32.0")
+    output = site.run("from cudnn.collect_env import _package; print(_package()['conflict'])")
+    assert output.startswith("nvidia-cudnn-frontend 1.32.0 and cudnn-base 0.1.0 are both installed.")
+
+
 def test_same_distribution_twice_on_the_path(site: Site, tmp_path: Path) -> None:
     site.add_other("acme-kernels", {"acme": "api:value"}, body="value = 'first'\n")
     second = Site(tmp_path / "second")

@@ -12,6 +12,7 @@ from cudnn.api_base import APIBase
 from cudnn.checks import require_tensors
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
+from cudnn.cutedsl.transpose import TransposeSpec, pitch
 from cudnn.datatypes import itemsize_bits
 from cudnn.device import device_info, require_arch, select_backend
 from cudnn.gemm_layout import Extents, Layout
@@ -98,6 +99,7 @@ class GemmOperation(APIBase):
         self.config = None if config is None else GemmConfig.of(config)
         self._bound: Bound | None = None
         self._launches: Memo = Memo(LAUNCHES)
+        self._transpose: Callable[..., None] = _nothing
         self._traced_arguments = ""
 
     # What a subclass says about itself.
@@ -188,6 +190,8 @@ class GemmOperation(APIBase):
 
         require_dsl(f"{type(self).__name__}.compile")
         problem, options = self._bound.kernel_problem, self._bound.options  # type: ignore[union-attr]
+        if self._transposed:
+            self._transpose = TransposeSpec(problem.a_dtype).build()
         return {config: self._spec(problem, options, config).build() for config in self._configs(problem, options)}
 
     def _configs(self, problem: GemmProblem, options: Any) -> tuple[GemmConfig, ...]:
@@ -222,7 +226,8 @@ class GemmOperation(APIBase):
     def _scratch_bytes(self, config: GemmConfig, extents: Extents) -> int:
         bound = self._bound
         rows = (extents.m, *[extents.n // (self._operands - 1)] * (self._operands - 1))
-        copies = (rows[i] * extents.k * extents.batches * itemsize_bits(bound.problem.a_dtype) // 8 for i in self._transposed)  # type: ignore[union-attr]
+        bits = itemsize_bits(bound.problem.a_dtype)  # type: ignore[union-attr]
+        copies = (rows[i] * pitch(extents.k, bits) * extents.batches * bits // 8 for i in self._transposed)
         partials = (4 * prod(shape) for shape in self._partials(bound.options, config, extents))  # type: ignore[union-attr]
         return sum(ws_align(size) for size in (*copies, *partials))
 
@@ -266,11 +271,11 @@ class GemmOperation(APIBase):
         count = self._operands
         operands, rest = tensors[:count], tensors[count:]
         if launch.scratch_bytes:
-            operands, partials = self._scratch(launch, operands, stream, workspace)
+            operands, partials = self._scratch(launch, operands, handle, stream, workspace)
             rest = (*rest, *partials)
         launch.kernel(operands, rest, scalars, launch.clusters, handle)  # type: ignore[misc]
 
-    def _scratch(self, launch: Launch, operands: Tensors, stream: Any, workspace: Any) -> tuple[Tensors, Tensors]:
+    def _scratch(self, launch: Launch, operands: Tensors, handle: int, stream: Any, workspace: Any) -> tuple[Tensors, Tensors]:
         """Operands as the kernel takes them, and its scratch tensors, out of ``workspace`` or out of memory of the launch stream."""
         import torch
 
@@ -284,10 +289,9 @@ class GemmOperation(APIBase):
             taken = list(operands)
             for i in self._transposed:
                 rows, k, batches = operands[i].shape
-                copy = carver.take(rows * k * batches, operands[i].dtype).view(batches, rows, k).permute(1, 2, 0)
-                bits = torch.uint8 if copy.dtype.itemsize == 1 else copy.dtype
-                copy.view(bits).copy_(operands[i].view(bits))
-                taken[i] = copy
+                line = pitch(k, 8 * operands[i].itemsize)
+                taken[i] = carver.take(rows * line * batches, operands[i].dtype).view(batches, rows, line)[:, :, :k].permute(1, 2, 0)
+                self._transpose(operands[i], taken[i], handle)
             shapes = self._partials(self._bound.options, launch.config, launch.extents)  # type: ignore[union-attr, arg-type]
             partials = tuple(carver.take(prod(shape), torch.float32).view(shape[2], shape[0], shape[1]).permute(1, 2, 0) for shape in shapes)
         return tuple(taken), partials

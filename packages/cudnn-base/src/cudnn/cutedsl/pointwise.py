@@ -1,0 +1,113 @@
+"""Gradients of activations, element by element: the backward pass of an operation whose saved pre-activation meets no product on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cudnn.cache import fetch
+from cudnn.cutedsl.compile import ARCH, Compiled, dump, finish, load
+
+
+@dataclass(frozen=True)
+class GatedGradientSpec:
+    """The kernel for one activation of gated pairs, all tensors of one ``dtype`` (a name).
+
+    The result of ``build()`` is called as ``kernel((pre, grad, out), (scale, ...), stream)``: pre (M, 2 I), the pre-activation; grad (M, I), which times ``scale`` is the gradient of the activated
+    pair; out (M, 2 I), the gradient of pre, in pre's order. Behind ``scale`` come the activation's scalars. Rows are contiguous and start at multiples of 16 bytes; I is a multiple of 16 bytes, and where ``interleaved`` of 32 elements. ``gate_first``: which block, or half, comes
+    first.
+    """
+
+    dtype: str
+    activation: str = "swiglu"
+    interleaved: bool = True
+    gate_first: bool = False
+    arch: str = ARCH
+    op: str = "gated_gradient"
+
+    @property
+    def label(self) -> str:
+        return f"{self.op} {self.activation} {self.dtype} {'interleaved' if self.interleaved else 'halves'}"
+
+    def fields(self) -> dict[str, Any]:
+        """What the cache keys by, besides sources and versions."""
+        return {"kernel": "gated_gradient", **asdict(self)}
+
+    def build(self) -> Callable[..., None]:
+        """The kernel, from the cache or compiled now. ImportError: the DSL is missing, or an inconsistent mix of its distributions is installed."""
+        return _build(self)
+
+    def compile(self) -> Compiled:
+        """Compile now, past the cache."""
+        import cutlass
+        import cutlass.cute as cute
+
+        from cudnn.cutedsl.epilogue.activation import GATED
+        from cudnn.cutedsl.pointwise_kernel import GatedGradient
+
+        activation = GATED[self.activation]()
+        m, half, whole = cute.sym_int(), cute.sym_int(), cute.sym_int()
+        pre, grad, out = (_fake(self.dtype, m, columns) for columns in (whole, half, whole))
+        scalars = tuple(cutlass.Float32(1.0) for _ in range(1 + activation.scalar_count))
+        kernel = GatedGradient(activation, self.interleaved, self.gate_first)
+        stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=False)
+        return finish(cute.compile(kernel, (pre, grad, out), scalars, stream, options=f"--enable-tvm-ffi --gpu-arch {self.arch}"))
+
+
+@dataclass(frozen=True)
+class SreluGradientSpec:
+    """The kernel for squared ReLU with a factor per row, y = prob * relu(s)², matrices of one ``dtype`` (a name), prob in float32.
+
+    The result of ``build()`` is called as ``kernel((s, grad, out), stream)``, where ``prob`` as ``kernel((s, grad, out, prob, dprob), stream)``: s (M, N), the pre-activation; grad (M, N), the
+    gradient of y; out (M, N), the gradient of s; prob and dprob (M,). dprob is written, and summed in a fixed order. Rows are contiguous and start at multiples of 16 bytes; N is a multiple of 16 bytes.
+    """
+
+    dtype: str
+    prob: bool = True
+    arch: str = ARCH
+    op: str = "srelu_gradient"
+
+    @property
+    def label(self) -> str:
+        return f"{self.op} {self.dtype}{' prob' if self.prob else ''}"
+
+    def fields(self) -> dict[str, Any]:
+        """What the cache keys by, besides sources and versions."""
+        return {"kernel": "srelu_gradient", **asdict(self)}
+
+    def build(self) -> Callable[..., None]:
+        """As ``GatedGradientSpec.build``."""
+        return _build(self)
+
+    def compile(self) -> Compiled:
+        """Compile now, past the cache."""
+        import cutlass
+        import cutlass.cute as cute
+
+        from cudnn.cutedsl.pointwise_kernel import SreluGradient
+
+        m, n = cute.sym_int(), cute.sym_int()
+        matrices = [_fake(self.dtype, m, n) for _ in range(3)]
+        vectors = [cute.runtime.make_fake_tensor(cutlass.Float32, (m,), stride=(cute.sym_int64(),), assumed_align=4) for _ in range(2 if self.prob else 0)]
+        stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=False)
+        return finish(cute.compile(SreluGradient(self.prob), (*matrices, *vectors), stream, options=f"--enable-tvm-ffi --gpu-arch {self.arch}"))
+
+
+def _build(spec: GatedGradientSpec | SreluGradientSpec) -> Callable[..., None]:
+    from cudnn.dsl_check import require_dsl
+
+    require_dsl(spec.op)
+    sources = ("cudnn.cutedsl.pointwise", "cudnn.cutedsl.pointwise_kernel")
+    result = fetch(spec.fields(), sources, build=spec.compile, dump=dump, load=load, label=spec.label)
+    return result.function if isinstance(result, Compiled) else result
+
+
+def _fake(dtype: str, rows: Any, columns: Any) -> Any:
+    import cutlass.cute as cute
+
+    from cudnn.datatypes import cutlass_dtype
+
+    element = cutlass_dtype(dtype)
+    pitch = cute.sym_int64(divisibility=128 // element.width)
+    return cute.runtime.make_fake_tensor(element, (rows, columns), stride=(pitch, 1), assumed_align=16)

@@ -1,0 +1,113 @@
+"""The device side of ``pointwise``: one row a block, 16 bytes of it a thread at a time, so that every access is as wide as memory likes it."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from cudnn.cutedsl.epilogue.activation import relu
+
+THREADS = 256
+WARPS = THREADS // 32
+
+
+@cute.jit
+def chunk(matrix: cute.Tensor, row: Int32, column: Int32) -> cute.Tensor:
+    """16 bytes of ``matrix`` from ``column``, which starts on 16 bytes."""
+    width = 128 // matrix.element_type.width
+    pointer = matrix.iterator + cute.assume(row * matrix.stride[0] + column, divby=width)
+    return cute.make_tensor(pointer, cute.make_layout(width))
+
+
+@cute.jit
+def read(matrix: cute.Tensor, row: Int32, column: Int32) -> cute.Tensor:
+    """The chunk in float32."""
+    source = chunk(matrix, row, column)
+    raw = cute.make_rmem_tensor(source.shape, matrix.element_type)
+    cute.autovec_copy(source, raw)
+    values = cute.make_rmem_tensor(source.shape, Float32)
+    values.store(raw.load().to(Float32))
+    return values
+
+
+@cute.jit
+def write(matrix: cute.Tensor, row: Int32, column: Int32, values: cute.Tensor):
+    raw = cute.make_rmem_tensor(values.shape, matrix.element_type)
+    raw.store(values.load().to(matrix.element_type))
+    cute.autovec_copy(raw, chunk(matrix, row, column))
+
+
+class GatedGradient:
+    """out = the gradient of pre = gate and up, from that of what the activation makes of them."""
+
+    def __init__(self, activation, interleaved: bool, gate_first: bool):
+        self.activation, self.interleaved, self.gate_first = activation, interleaved, gate_first
+
+    @cute.jit
+    def __call__(self, tensors, scalars, stream):
+        self.kernel(tensors, scalars).launch(grid=[tensors[0].shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(self, tensors, scalars):
+        pre, grad, out = tensors
+        thread, _, _ = cute.arch.thread_idx()
+        row, _, _ = cute.arch.block_idx()
+        width = 128 // grad.element_type.width
+        columns = grad.shape[1]
+        for column in cutlass.range(thread * width, columns, THREADS * width):
+            first, second = column, columns + column
+            if cutlass.const_expr(self.interleaved):
+                first = column // 32 * 64 + column % 32
+                second = first + 32
+            gate_at, up_at = (first, second) if cutlass.const_expr(self.gate_first) else (second, first)
+            gate, up, grads = read(pre, row, gate_at), read(pre, row, up_at), read(grad, row, column)
+            for i in cutlass.range_constexpr(width):
+                gate[i], up[i], _ = self.activation.backward(gate[i], up[i], grads[i] * scalars[0], scalars[1:])
+            write(out, row, gate_at, gate)
+            write(out, row, up_at, up)
+
+
+class SreluGradient:
+    """out = 2 relu(s) * grad * prob, and dprob = the sum over a row of relu(s)² * grad."""
+
+    def __init__(self, prob: bool):
+        self.prob = prob
+
+    @cute.jit
+    def __call__(self, tensors, stream):
+        self.kernel(tensors).launch(grid=[tensors[0].shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(self, tensors):
+        s, grad, out = tensors[0], tensors[1], tensors[2]
+        thread, _, _ = cute.arch.thread_idx()
+        row, _, _ = cute.arch.block_idx()
+        width = 128 // s.element_type.width
+        factor, total = Float32(2.0), Float32(0.0)
+        if cutlass.const_expr(self.prob):
+            factor = Float32(2.0) * tensors[3][row]
+        for column in cutlass.range(thread * width, s.shape[1], THREADS * width):
+            values, grads = read(s, row, column), read(grad, row, column)
+            for i in cutlass.range_constexpr(width):
+                positive = relu(values[i])
+                weighted = positive * grads[i]
+                total += positive * weighted
+                values[i] = factor * weighted
+            write(out, row, column, values)
+        if cutlass.const_expr(self.prob):
+            self.add_up(total, tensors[4], row, thread)
+
+    @cute.jit
+    def add_up(self, total: Float32, dprob: cute.Tensor, row: Int32, thread: Int32):
+        """dprob[row] = the sum of the block's ``total``, always in the same order."""
+        sums = cutlass.utils.SmemAllocator().allocate_tensor(Float32, cute.make_layout(WARPS))
+        total = cute.arch.warp_reduction_sum(total)
+        if thread % 32 == 0:
+            sums[thread // 32] = total
+        cute.arch.sync_threads()
+        if thread == 0:
+            whole = sums[0]
+            for w in cutlass.range_constexpr(1, WARPS):
+                whole += sums[w]
+            dprob[row] = whole

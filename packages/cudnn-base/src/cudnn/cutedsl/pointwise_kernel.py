@@ -5,6 +5,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
+from cutlass.memory import SmemAllocator
 
 from cudnn.cutedsl.epilogue.activation import relu
 
@@ -101,7 +102,7 @@ class SreluGradient:
     @cute.jit
     def add_up(self, total: Float32, dprob: cute.Tensor, row: Int32, thread: Int32):
         """dprob[row] = the sum of the block's ``total``, always in the same order."""
-        sums = cutlass.utils.SmemAllocator().allocate_tensor(Float32, cute.make_layout(WARPS))
+        sums = SmemAllocator().allocate_tensor(Float32, cute.make_layout(WARPS))
         total = cute.arch.warp_reduction_sum(total)
         if thread % 32 == 0:
             sums[thread // 32] = total

@@ -23,6 +23,19 @@ from cudnn_gemm_dense.srelu.api import GemmSrelu as GemmSrelu
 from cudnn_gemm_dense.srelu.api import gemm_srelu_wrapper as gemm_srelu_wrapper
 from cudnn_gemm_dense.swiglu.api import GemmSwiglu as GemmSwiglu
 from cudnn_gemm_dense.swiglu.api import gemm_swiglu_wrapper as gemm_swiglu_wrapper
+from cudnn_gemm_discrete.dswiglu.api import DiscreteGroupedGemmDswiglu as DiscreteGroupedGemmDswiglu
+from cudnn_gemm_discrete.dswiglu.api import discrete_grouped_gemm_dswiglu_wrapper as discrete_grouped_gemm_dswiglu_wrapper
+from cudnn_gemm_discrete.swiglu.api import DiscreteGroupedGemmSwiglu as DiscreteGroupedGemmSwiglu
+from cudnn_gemm_discrete.swiglu.api import discrete_grouped_gemm_swiglu_wrapper as discrete_grouped_gemm_swiglu_wrapper
+from cudnn_gemm_grouped.dglu.api import GroupedGemmDglu as GroupedGemmDglu
+from cudnn_gemm_grouped.dglu.api import grouped_gemm_dglu_wrapper as grouped_gemm_dglu_wrapper
+from cudnn_gemm_grouped.glu.api import GroupedGemmGlu as GroupedGemmGlu
+from cudnn_gemm_grouped.glu.api import grouped_gemm_glu_wrapper as grouped_gemm_glu_wrapper
+from cudnn_gemm_grouped.unfused.api import GroupedGemm as GroupedGemm
+from cudnn_gemm_grouped.unfused.api import grouped_gemm_wrapper as grouped_gemm_wrapper
+from cudnn_gemm_grouped.wgrad.api import GroupedGemmWgrad as GroupedGemmWgrad
+from cudnn_gemm_grouped.wgrad.api import get_grouped_gemm_wgrad_workspace_size as get_grouped_gemm_wgrad_workspace_size
+from cudnn_gemm_grouped.wgrad.api import grouped_gemm_wgrad_wrapper as grouped_gemm_wgrad_wrapper
 from cudnn_graph.context import GraphContext as GraphContext
 from cudnn_graph.decorators import graph as graph
 from cudnn_graph.decorators import graph_cache as graph_cache
@@ -64,12 +77,25 @@ from cudnn_graph.wrapper import Graph as Graph
 
 __version__: str
 
+DiscreteGroupedGemmDswigluSm100 = DiscreteGroupedGemmDswiglu
+DiscreteGroupedGemmSwigluSm100 = DiscreteGroupedGemmSwiglu
 GemmAmaxSm100 = GemmAmax
 GemmDsreluSm100 = GemmDsrelu
 GemmSreluSm100 = GemmSrelu
 GemmSwigluSm100 = GemmSwiglu
+GroupedGemmDgluSm100 = GroupedGemmDglu
+GroupedGemmGluSm100 = GroupedGemmGlu
+GroupedGemmSm100 = GroupedGemm
+GroupedGemmWgradSm100 = GroupedGemmWgrad
+discrete_grouped_gemm_dswiglu_wrapper_sm100 = discrete_grouped_gemm_dswiglu_wrapper
+discrete_grouped_gemm_swiglu_wrapper_sm100 = discrete_grouped_gemm_swiglu_wrapper
 gemm_amax_wrapper_sm100 = gemm_amax_wrapper
 gemm_dsrelu_wrapper_sm100 = gemm_dsrelu_wrapper
 gemm_srelu_wrapper_sm100 = gemm_srelu_wrapper
 gemm_swiglu_wrapper_sm100 = gemm_swiglu_wrapper
+get_grouped_gemm_wgrad_workspace_size_sm100 = get_grouped_gemm_wgrad_workspace_size
+grouped_gemm_dglu_wrapper_sm100 = grouped_gemm_dglu_wrapper
+grouped_gemm_glu_wrapper_sm100 = grouped_gemm_glu_wrapper
+grouped_gemm_wgrad_wrapper_sm100 = grouped_gemm_wgrad_wrapper
+grouped_gemm_wrapper_sm100 = grouped_gemm_wrapper
 handle = Handle

@@ -4,4 +4,35 @@ from __future__ import annotations
 
 from cudnn.family import Family
 
-FAMILY = Family(name="gemm_grouped", distribution="cudnn-gemm-grouped")
+
+def _names(module: str, cls: str, wrapper: str, *functions: str) -> dict[str, str]:
+    """Class, wrapper and further functions of one operation, also under their published names."""
+    targets = {name: f"cudnn_gemm_grouped.{module}.api:{name}" for name in (cls, wrapper, *functions)}
+    return {**targets, f"{cls}Sm100": targets[cls], **{f"{name}_sm100": targets[name] for name in (wrapper, *functions)}}
+
+
+_OPERATIONS = {
+    "unfused": _names("unfused", "GroupedGemm", "grouped_gemm_wrapper"),
+    "glu": _names("glu", "GroupedGemmGlu", "grouped_gemm_glu_wrapper"),
+    "dglu": _names("dglu", "GroupedGemmDglu", "grouped_gemm_dglu_wrapper"),
+    "wgrad": _names("wgrad", "GroupedGemmWgrad", "grouped_gemm_wgrad_wrapper", "get_grouped_gemm_wgrad_workspace_size"),
+}
+_NAMES = {public: target for names in _OPERATIONS.values() for public, target in names.items()}
+# Reached through the operation's module only, as published.
+_ENUM = {"WGradInputOrder": "cudnn_gemm_grouped.wgrad.api:WGradInputOrder"}
+_PATHS = {op: {**names, **(_ENUM if op == "wgrad" else {})} for op, names in _OPERATIONS.items()}
+
+FAMILY = Family(
+    name="gemm_grouped",
+    distribution="cudnn-gemm-grouped",
+    names=_NAMES,
+    namespaces={
+        **{f"gemm.cutedsl.grouped.{op}{api}": names for op, names in _PATHS.items() for api in ("", ".api")},
+        "grouped_gemm": {**_NAMES, **_ENUM},
+        # An earlier release had the operations here.
+        **{f"grouped_gemm.grouped_gemm_{op}.api": names for op, names in _PATHS.items() if op != "unfused"},
+    },
+    operations=tuple(f"cudnn_gemm_grouped.{op}.api" for op in _OPERATIONS),
+    archs=("sm_90a",),
+    doc="grouped/index.md",
+)

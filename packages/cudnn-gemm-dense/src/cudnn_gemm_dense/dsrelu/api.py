@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from cudnn import checks
+from cudnn import checks, determinism
 from cudnn.cutedsl.epilogue.size import Footprint
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
@@ -16,7 +16,6 @@ from cudnn.gemm_operation import Scalars, Tensors
 from cudnn.reference import cast
 from cudnn.tuple_dict import TupleDict
 from cudnn.wrapper_calls import Arguments, Output, WrapperCalls, matrix_output
-from cudnn_gemm_dense import determinism
 from cudnn_gemm_dense.operation import DenseOperation, fitting_configs
 from cudnn_gemm_dense.scale_factors import describe_sfd, read_scales
 from cudnn_gemm_dense.srelu.checks import check_all, default_cluster

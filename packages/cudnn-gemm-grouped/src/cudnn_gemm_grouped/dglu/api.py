@@ -18,7 +18,7 @@ from cudnn.tensors import check_alignment
 from cudnn.tuple_dict import TupleDict
 from cudnn.workspace import check_buffers_disjoint
 from cudnn.wrapper_calls import Arguments, Output
-from cudnn_gemm_grouped.outputs import by_pointers, check_a, check_cd_major, rows_output, weight_rows
+from cudnn.grouped.outputs import by_pointers, check_a, check_cd_major, rows_output, weight_rows
 
 if TYPE_CHECKING:
     import torch

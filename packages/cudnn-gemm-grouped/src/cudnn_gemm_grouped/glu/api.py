@@ -15,7 +15,7 @@ from cudnn.grouped.options import B_PARTS, GluOptions, kernel_spec
 from cudnn.grouped.rows import GluRows, glu_scalars
 from cudnn.tuple_dict import TupleDict
 from cudnn.wrapper_calls import Arguments, Output
-from cudnn_gemm_grouped.outputs import by_pointers, check_a, check_cd_major, rows_output, weight_rows
+from cudnn.grouped.outputs import by_pointers, check_a, check_cd_major, rows_output, weight_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

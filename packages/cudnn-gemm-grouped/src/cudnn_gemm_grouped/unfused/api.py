@@ -19,7 +19,7 @@ from cudnn.grouped.rows import check_presence, write_rows
 from cudnn.reference.grouped import grouped_gemm
 from cudnn.tuple_dict import TupleDict
 from cudnn.wrapper_calls import Arguments, Output
-from cudnn_gemm_grouped.outputs import by_pointers, check_a, check_cd_major, rows_output, weight_rows
+from cudnn.grouped.outputs import by_pointers, check_a, check_cd_major, rows_output, weight_rows
 
 if TYPE_CHECKING:
     import torch

@@ -1,0 +1,11 @@
+# Generated from the manifests by tools/generate_catalog.py (nox -s stubs). Do not edit.
+
+from cudnn_gemm_discrete.dswiglu.api import DiscreteGroupedGemmDswiglu as DiscreteGroupedGemmDswiglu
+from cudnn_gemm_discrete.dswiglu.api import discrete_grouped_gemm_dswiglu_wrapper as discrete_grouped_gemm_dswiglu_wrapper
+from cudnn_gemm_discrete.swiglu.api import DiscreteGroupedGemmSwiglu as DiscreteGroupedGemmSwiglu
+from cudnn_gemm_discrete.swiglu.api import discrete_grouped_gemm_swiglu_wrapper as discrete_grouped_gemm_swiglu_wrapper
+
+DiscreteGroupedGemmDswigluSm100 = DiscreteGroupedGemmDswiglu
+DiscreteGroupedGemmSwigluSm100 = DiscreteGroupedGemmSwiglu
+discrete_grouped_gemm_dswiglu_wrapper_sm100 = discrete_grouped_gemm_dswiglu_wrapper
+discrete_grouped_gemm_swiglu_wrapper_sm100 = discrete_grouped_gemm_swiglu_wrapper

@@ -1,0 +1,22 @@
+# Generated from the manifests by tools/generate_catalog.py (nox -s stubs). Do not edit.
+
+from cudnn_gemm_grouped.dglu.api import GroupedGemmDglu as GroupedGemmDglu
+from cudnn_gemm_grouped.dglu.api import grouped_gemm_dglu_wrapper as grouped_gemm_dglu_wrapper
+from cudnn_gemm_grouped.glu.api import GroupedGemmGlu as GroupedGemmGlu
+from cudnn_gemm_grouped.glu.api import grouped_gemm_glu_wrapper as grouped_gemm_glu_wrapper
+from cudnn_gemm_grouped.unfused.api import GroupedGemm as GroupedGemm
+from cudnn_gemm_grouped.unfused.api import grouped_gemm_wrapper as grouped_gemm_wrapper
+from cudnn_gemm_grouped.wgrad.api import GroupedGemmWgrad as GroupedGemmWgrad
+from cudnn_gemm_grouped.wgrad.api import WGradInputOrder as WGradInputOrder
+from cudnn_gemm_grouped.wgrad.api import get_grouped_gemm_wgrad_workspace_size as get_grouped_gemm_wgrad_workspace_size
+from cudnn_gemm_grouped.wgrad.api import grouped_gemm_wgrad_wrapper as grouped_gemm_wgrad_wrapper
+
+GroupedGemmDgluSm100 = GroupedGemmDglu
+GroupedGemmGluSm100 = GroupedGemmGlu
+GroupedGemmSm100 = GroupedGemm
+GroupedGemmWgradSm100 = GroupedGemmWgrad
+get_grouped_gemm_wgrad_workspace_size_sm100 = get_grouped_gemm_wgrad_workspace_size
+grouped_gemm_dglu_wrapper_sm100 = grouped_gemm_dglu_wrapper
+grouped_gemm_glu_wrapper_sm100 = grouped_gemm_glu_wrapper
+grouped_gemm_wgrad_wrapper_sm100 = grouped_gemm_wgrad_wrapper
+grouped_gemm_wrapper_sm100 = grouped_gemm_wrapper

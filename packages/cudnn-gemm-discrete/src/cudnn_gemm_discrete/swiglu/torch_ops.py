@@ -1,0 +1,8 @@
+"""The torch operator `cudnn::discrete_grouped_gemm_swiglu`."""
+
+from __future__ import annotations
+
+from cudnn.grouped.torch_operator import register
+from cudnn_gemm_discrete.swiglu.api import CALLS
+
+discrete_grouped_gemm_swiglu = register(CALLS)

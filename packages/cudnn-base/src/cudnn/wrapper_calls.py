@@ -85,7 +85,10 @@ class WrapperCalls:
         if torch.compiler.is_compiling() or (type(a) is not torch.Tensor and type(a) is not torch.nn.Parameter):
             return self._traced(tensors, scalars, options, stream)
         try:
-            key = (tuple([_tensor_key(t) for t in tensors.values()]), tuple(options.values()))
+            key = (
+                *[None if t is None else (t.shape, t.stride(), t.dtype, t.get_device()) if type(t) is torch.Tensor else _tensor_key(t) for t in tensors.values()],
+                *options.values(),
+            )
             plan = self._plans.get(key)
         except (AttributeError, RuntimeError, TypeError):
             key = plan = None  # no strided torch tensors, or an option given as a list or dict
@@ -97,7 +100,11 @@ class WrapperCalls:
         if stream is not None:
             stream = _other_stream(stream, device)
         if stream is None:
-            made = {name: _allocate(output, device) for name, output in plan.outputs}
+            made = {}
+            for name, (shape, stride, dtype, fill) in plan.outputs:
+                t = made[name] = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+                if fill is not None:
+                    t.fill_(fill)
             plan.op.execute(**tensors, **made, **scalars, current_stream=None)
             return made
         with torch.cuda.stream(stream):

@@ -50,7 +50,7 @@ def stub(monkeypatch):
     monkeypatch.setattr(cudnn.gemm_operation, "select_backend", lambda backend, tensors: "sm90")
     monkeypatch.setattr(cudnn.gemm_operation, "require_arch", lambda *_: None)
     monkeypatch.setitem(cudnn.gemm_operation.DEVICES, "sm90", "cpu")
-    monkeypatch.setattr(cudnn.gemm_operation, "device_info", lambda _: types.SimpleNamespace(sm_count=132))
+    monkeypatch.setattr(cudnn.gemm_operation, "device_info", lambda _: types.SimpleNamespace(sm_count=132, device_name="a device"))
     monkeypatch.setattr(GemmOperation, "_launch_for", launch_for)
     return built, launched
 

@@ -459,7 +459,13 @@ def test_traced_options():
 def test_precompile_specs():
     specs = api.precompile_specs()
     assert len(set(specs)) == len(specs) > 20
-    assert {s.op for s in specs} == {"gemm_swiglu"} and {s.problem.a_dtype for s in specs} == {"bfloat16", "float16"}
+    transposes = [s for s in specs if s.op == "transpose"]
+    narrow = ("float8_e4m3fn", "float8_e5m2", "float32")
+    assert specs[-3:] == transposes and tuple(s.dtype for s in transposes) == narrow
+    specs = specs[:-3]
+    assert {s.op for s in specs} == {"gemm_swiglu"} and {s.problem.a_dtype for s in specs} == {"bfloat16", "float16", *narrow}
+    assert {(s.problem.a_major, s.problem.b_major) for s in specs if s.problem.a_dtype in narrow} == {("k", "k")}
+    assert {s.problem.a_dtype for s in specs if s.problem.acc_dtype == "float16"} == {"float16", *narrow[:2]}
     assert {s.problem.b_parts for s in specs} == {"single", "halves", "pair"}
     assert {(s.problem.a_major, s.problem.b_major, s.options.out_major) for s in specs} == set(itertools.product("km", "kn", "nm"))
     assert all(unfit_reason(s.problem, s.options.footprint, s.config) is None for s in specs)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -14,16 +15,18 @@ from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.cutedsl.transpose import TransposeSpec, pitch
 from cudnn.datatypes import itemsize_bits
-from cudnn.device import device_info, require_arch, select_backend
+from cudnn.device import current_device, device_info, require_arch, select_backend
 from cudnn.gemm_layout import Extents, Layout
 from cudnn.memo import Memo
 from cudnn.streams import launch_handle, stream_context
 from cudnn.tensors import Metadata, check_alignment, check_same_device, is_jax_array, is_torch_tensor, metadata, require_torch_like
+from cudnn.tuning import state, table
 from cudnn.workspace import WorkspaceCarver, ws_align
 
 if TYPE_CHECKING:
-
     from cudnn.cutedsl.compile import KernelSpec
+    from cudnn.tuning.case import Case
+    from cudnn.tuning.tuner import Visitor
 
 LAUNCHES = 1024  # extents that one object remembers
 DEVICES = {"sm90": "cuda", "reference": "cpu"}  # where what was selected runs, unless the reference is asked for
@@ -99,8 +102,10 @@ class GemmOperation(APIBase):
         self.config = None if config is None else GemmConfig.of(config)
         self._bound: Bound | None = None
         self._launches: Memo = Memo(LAUNCHES)
+        self._known: Memo = Memo(LAUNCHES)
         self._transpose: Callable[..., None] = _nothing
         self._traced_arguments = ""
+        self._tuned: dict[table.Bucket, GemmConfig] | None = None
 
     # What a subclass says about itself.
 
@@ -139,8 +144,14 @@ class GemmOperation(APIBase):
     def _check_extents(self, metas: Sequence[Metadata]) -> None:
         """Checks of extents beyond the layout's."""
 
-    def _check_kernel_serves(self, problem: GemmProblem) -> None:
-        """NotImplementedError for what the reference computes and the kernel does not."""
+    def _candidates(self, problem: GemmProblem, options: Any, extents: Extents) -> tuple[GemmConfig, ...]:
+        """The configurations that a tuner tries for these extents."""
+        return self._default_configs(problem, options)
+
+    @property
+    def _takes_as_given(self) -> bool:
+        """Whether the kernel takes the tensors of ``_run`` as they are, so that a call like an earlier one needs nothing in between."""
+        return True
 
     def _partials(self, options: Any, config: GemmConfig, extents: Extents) -> tuple[tuple[int, int, int], ...]:
         """Shapes (parts, X, L) of the float32 scratch tensors that the kernel takes after the caller's, X contiguous."""
@@ -164,7 +175,6 @@ class GemmOperation(APIBase):
                 raise ValueError(f"config: {reason}")
         bound = bound._replace(selected=select_backend(self.backend, list(zip(self._layout.names, self._samples, strict=True))))
         if bound.selected == "sm90":
-            self._check_kernel_serves(bound.kernel_problem)
             require_arch(self.op, self._samples[0].device_index)
         self._bound = bound
         self._is_supported = True
@@ -195,7 +205,36 @@ class GemmOperation(APIBase):
         return {config: self._spec(problem, options, config).build() for config in self._configs(problem, options)}
 
     def _configs(self, problem: GemmProblem, options: Any) -> tuple[GemmConfig, ...]:
+        return tuple(dict.fromkeys((*self._choices(problem, options), *self._tuned_configs().values())))
+
+    def _choices(self, problem: GemmProblem, options: Any) -> tuple[GemmConfig, ...]:
+        """What the default rule chooses from."""
         return (self.config,) if self.config is not None else self._default_configs(problem, options)
+
+    def _tuned_configs(self) -> dict[table.Bucket, GemmConfig]:
+        """The configurations that the tuner found, now or earlier or before this was released, by the extents that they are for."""
+        if self._tuned is None:
+            bound = self._bound
+            problem, options = bound.kernel_problem, bound.options  # type: ignore[union-attr]
+            if self.config is not None or bound.selected != "sm90":  # type: ignore[union-attr]
+                self._tuned = {}
+            else:
+                device = self._samples[0].device_index
+                self._tuned = table.lookup(
+                    self._package,
+                    device_info(current_device() if device is None else device).device_name,
+                    self.op,
+                    problem,
+                    options,
+                    fits=lambda config: self._unfit(problem, options, config) is None,
+                    known=self._choices(problem, options),
+                    first=table.bucket(*self._layout.extents(self._samples)),
+                )
+        return self._tuned
+
+    @property
+    def _package(self) -> str:
+        return type(self).__module__.partition(".")[0]
 
     @property
     def selected_backend(self) -> str | None:
@@ -243,6 +282,31 @@ class GemmOperation(APIBase):
         if torch.compiler.is_compiling() or (type(a) is not torch.Tensor and type(a) is not torch.nn.Parameter):
             self._run_other(tensors, scalars, stream, workspace)
             return
+        # A call like an earlier one. The kernel itself compares dtypes, devices and the outputs' extents; where it refuses, the long way below says why in this operation's words.
+        count = self._operands
+        try:
+            known = (a.get_device(), *[(t.shape, t.stride()) for t in tensors[:count]], *[t.stride() for t in tensors[count:]])
+            launch = self._known.get(known)
+        except (AttributeError, RuntimeError, TypeError):
+            known = launch = None
+        if launch is not None and state.active is None and known[0] == torch._C._cuda_getDevice():
+            addresses = 0
+            for i in self._layout.matrices:
+                addresses |= tensors[i].data_ptr()
+            if not addresses & 15:
+                handle = torch._C._cuda_getCurrentRawStream(known[0]) if stream is None else launch_handle(stream, "torch", known[0])
+                try:
+                    launch.kernel(tensors[:count], tensors[count:], scalars, launch.clusters, handle)
+                except Exception:
+                    self._bind(None, tensors)
+                    raise
+                return
+        self._run_checked(known, tensors, scalars, stream, workspace)
+
+    def _run_checked(self, known: Any, tensors: Tensors, scalars: Scalars, stream: Any, workspace: Any) -> None:
+        """``_run`` for a call that is not known to be right."""
+        import torch
+
         try:
             key = tuple([(t.shape, t.stride(), t.dtype, t.get_device()) for t in tensors])
             launch = self._launches.get(key)
@@ -250,6 +314,10 @@ class GemmOperation(APIBase):
             key = launch = None  # no strided torch tensors; what they are is told below
         if launch is None:
             launch = self._bind(key, tensors)
+        if state.active is not None:
+            launch = self._shown(state.active, key, launch, tensors, scalars, stream)
+            if launch is None:
+                return
         if launch.kernel is None:
             launch.otherwise(tensors, scalars, stream)
             return
@@ -259,7 +327,9 @@ class GemmOperation(APIBase):
         if addresses & 15:
             for i in self._layout.matrices:
                 check_alignment(self._layout.names[i], tensors[i])
-        device = a.get_device()
+        device = tensors[0].get_device()
+        if known is not None and not launch.scratch_bytes and state.active is None and self._takes_as_given:
+            self._known.keep(known, launch)
         handle = launch_handle(stream, "torch", device)
         if device == torch.cuda.current_device():
             self._launch(launch, tensors, scalars, handle, stream, workspace)
@@ -327,9 +397,73 @@ class GemmOperation(APIBase):
         if extents.k == 0 or self._bound.selected == "reference":  # type: ignore[union-attr]
             return Launch(None, otherwise=self._run_reference)
         require_arch(self.op, device_index)
-        config = self._choose(tuple(self._compiled_kernel), extents)
+        config = self._tuned_configs().get(table.bucket(*extents))
+        if config not in self._compiled_kernel:
+            config = self._choose(self._choices(self._bound.kernel_problem, self._bound.options), extents)  # type: ignore[union-attr]
+        return self._launch_in(config, self._compiled_kernel[config], extents, device_index)
+
+    def _launch_in(self, config: GemmConfig, kernel: Callable[..., None], extents: Extents, device_index: int | None) -> Launch:
         clusters = config.resident_clusters(device_info(device_index).sm_count)  # type: ignore[arg-type]
-        return Launch(self._compiled_kernel[config], clusters, extents, config, self._scratch_bytes(config, extents))
+        return Launch(kernel, clusters, extents, config, self._scratch_bytes(config, extents))
+
+    # What the tuner asks.
+
+    def _shown(self, visitor: Visitor, key: Hashable, launch: Launch, tensors: Tensors, scalars: Scalars, stream: Any) -> Launch | None:
+        """Show a call to the tuner at work. What runs afterwards; None for nothing."""
+        import torch
+
+        why_not = None
+        if self.config is not None:
+            why_not = "it was built with config=..., which leaves nothing to choose"
+        elif launch.kernel is None:
+            why_not = "the call runs no kernel: its tensors are empty, or on the CPU"
+        device = tensors[0].device
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext(), stream_context(stream if device.type == "cuda" else None, device):
+            runs = visitor.visit(self, key, lambda: self._case(tensors, scalars), why_not)
+        return (self._launches.get(key) or self._bind(key, tensors)) if runs else None
+
+    def _case(self, tensors: Tensors, scalars: Scalars) -> Case:
+        from cudnn.tuning.case import Case
+
+        problem, options = self._bound.kernel_problem, self._bound.options  # type: ignore[union-attr]
+        extents = self._layout.extents(tuple(metadata(t) for t in tensors))
+        choices = self._choices(problem, options)
+        # Sums in float16, and what the matrix units add with fewer bits, depend on how K is divided.
+        coarse = problem.acc_dtype == "float16" or problem.fast_accumulation
+        return Case(
+            op=self.op,
+            problem=problem,
+            options=options,
+            extents=tuple(extents),
+            default=self._choose(choices, extents),
+            built=choices,
+            candidates=self._candidates(problem, options, extents),
+            package=self._package,
+            tensors=tensors,
+            operands=self._operands,
+            spec=lambda config: self._spec(problem, options, config),
+            bind=lambda config, own: self._timed_call(config, extents, own, scalars),
+            adopt=lambda config: self._adopt(config, extents),
+            **({"tolerance": 2.0**-6} if coarse else {}),
+        )
+
+    def _kernel_for(self, config: GemmConfig) -> Callable[..., None]:
+        return self._compiled_kernel.get(config) or self._spec(self._bound.kernel_problem, self._bound.options, config).build()  # type: ignore[union-attr]
+
+    def _timed_call(self, config: GemmConfig, extents: Extents, tensors: Tensors, scalars: Scalars) -> Callable[[], None]:
+        device = tensors[0].get_device()
+        launch = self._launch_in(config, self._kernel_for(config), extents, device)
+        return lambda: self._launch(launch, tensors, scalars, launch_handle(None, "torch", device), None, None)
+
+    def _adopt(self, config: GemmConfig, extents: Extents) -> None:
+        """Use ``config`` for such extents from now on."""
+        problem, options = self._bound.kernel_problem, self._bound.options  # type: ignore[union-attr]
+        if self._unfit(problem, options, config) is None:
+            # Other threads may be looking things up: tables are replaced, not changed.
+            self._compiled_kernel = {**self._compiled_kernel, config: self._kernel_for(config)}
+            self._tuned = {**self._tuned_configs(), table.bucket(*extents): config}
+            self._launches = Memo(LAUNCHES)
+            self._known = Memo(LAUNCHES)
 
     def _run_reference(self, tensors: Tensors, scalars: Scalars, stream: Any) -> None:
         import torch

@@ -12,7 +12,7 @@ from cudnn.cutedsl.gemm.config import SLAB_COLUMNS, GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.gemm_layout import Extents
 from cudnn.gemm_operation import GemmOperation
-from cudnn_gemm_dense.configs import choose, default_configs
+from cudnn_gemm_dense.configs import candidates, choose, default_configs
 
 
 def fitting_configs(problem: GemmProblem, footprint: Footprint) -> tuple[GemmConfig, ...]:
@@ -41,6 +41,9 @@ class DenseOperation(GemmOperation):
 
     def _choose(self, configs: Sequence[GemmConfig], extents: Extents) -> GemmConfig:
         return choose(configs, *extents)
+
+    def _candidates(self, problem: GemmProblem, options: Any, extents: Extents) -> tuple[GemmConfig, ...]:
+        return candidates(problem, *extents, fits=lambda config: self._unfit(problem, options, config) is None)
 
     def _unfit(self, problem: GemmProblem, options: Any, config: GemmConfig) -> str | None:
         return unfit_reason(problem, self._footprint(options), config)

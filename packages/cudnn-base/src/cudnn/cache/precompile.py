@@ -79,16 +79,17 @@ class PrecompileReport:
 
 
 def specs(*, arch: str = DEFAULT_ARCH, op: str | Iterable[str] | None = None, dtype: str | Iterable[str] | None = None) -> list[Any]:
-    """What the installed families list for ``arch``: for each of their operations what its ``precompile_specs()`` returns.
+    """What the installed families list for ``arch``: for each of their operations what its ``precompile_specs()`` returns, and the same in the configurations of tuned results that the family ships.
 
     ``op`` and ``dtype`` (names, or several) keep those alone. Raises ValueError for an operation, dtype or architecture that no
     installed family has, naming those there are; what an operation's ``precompile_specs()`` raises passes through.
     """
     from cudnn import registry
+    from cudnn.tuning.shipped import with_shipped
 
     found: list[Any] = []
     for _, module in registry.operations():
-        found += importlib.import_module(module).precompile_specs()
+        found += with_shipped(module.partition(".")[0], importlib.import_module(module).precompile_specs())
     known_archs = sorted({spec.arch for spec in found})
     if not found:
         raise ValueError("no installed family has kernels to compile; install one, for example: pip install cudnn-gemm-dense")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import json
 import os
@@ -82,7 +83,7 @@ class Entry:
     default_us: float
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def key(self) -> tuple[str, Bucket]:
         return problem_key(self.op, self.problem, self.options), self.extents
 

@@ -10,6 +10,7 @@ from cudnn import checks
 from cudnn.cutedsl.epilogue.size import Footprint
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
+from cudnn.cutedsl.transpose import TransposeSpec
 from cudnn.datatypes import dtype_name, torch_dtype
 from cudnn.gemm_operation import Scalars, Tensors
 from cudnn.reference import GLU_LAYOUTS
@@ -37,7 +38,6 @@ OPERAND_DTYPES = {
 }
 AB12_DTYPES = {"float32": ("float32", "float16", "bfloat16"), "float16": ("float16", "bfloat16")}
 C_DTYPES = ("float16", "bfloat16")
-KERNEL_DTYPES = ("float16", "bfloat16")
 TILE_N = tuple(range(32, 257, 32))
 
 
@@ -60,8 +60,12 @@ class GemmSwiglu(DenseOperation):
     | ab12     | (M, N, L)   | n-major or m-major | float32, float16, bfloat16 (float16 sums: the last two)  |
     | c        | (M, N/2, L) | as AB12            | float16, bfloat16                                        |
 
-    The contiguous extent of each is a multiple of 16 bytes, and its address too. On compute capability 9.0 the kernel takes float16 and bfloat16
-    operands with float32 sums; CPU tensors go to the reference, which takes all of the table.
+    The contiguous extent of each is a multiple of 16 bytes, and its address too. On compute capability 9.0 a kernel runs, on CPU tensors the reference.
+
+    The matrix units take float32 operands as TF32, without the lower 13 bits (the reference keeps them). fp8 products are summed in float32 every 128 along K. float16 sums are for float16 and fp8
+    operands; S is then what float16 holds, and so is the error.
+
+    fp8 and float32 operands that are not k-major are transposed into scratch memory first: rows * K * L elements each, K rounded up to 16 bytes (``workspace_bytes``).
 
     A compiled object is bound to dtypes, majors and configuration, not to extents: ``execute`` takes any M, N, K, L, which the tensors agree on, and any alpha.
     M = 0, N = 0 or L = 0 does nothing; K = 0 writes zeros.
@@ -165,18 +169,6 @@ class GemmSwiglu(DenseOperation):
             if b != a:
                 raise ValueError(f"{name}: found dtype {b} while a_tensor has {a}, needs equal dtypes; cast one, under autocast by hand")
 
-    def _check_kernel_serves(self, problem: GemmProblem) -> None:
-        if problem.acc_dtype != "float32":
-            missing = f"acc_dtype {problem.acc_dtype}"
-        elif problem.a_dtype not in KERNEL_DTYPES:
-            missing = f"{problem.a_dtype} operands"
-        else:
-            return
-        raise NotImplementedError(
-            f"gemm_swiglu: {missing} not implemented yet by the kernel for compute capability 9.0, which takes {' and '.join(KERNEL_DTYPES)} with float32 sums; "
-            'cast, or pass backend="reference"'
-        )
-
     def _check_extents(self, metas: Sequence[Metadata]) -> None:
         check_columns(rows_of_b(metas[1 : self._operands]), self.glu_layout)
 
@@ -202,7 +194,8 @@ class GemmSwiglu(DenseOperation):
         *,
         workspace: Any = None,
     ) -> None:
-        """Write AB12 and C. On CUDA tensors this launches one kernel and returns: no allocation, no wait, nothing read from the device.
+        """Write AB12 and C. On CUDA tensors this launches one kernel and returns: no allocation, no wait, nothing read from the device. Operands that have to be transposed first add a kernel each,
+        and scratch memory.
 
         Args:
             a_tensor, b_tensor, ab12_tensor, c_tensor: as the samples in dtype, major and kind of device; extents are free.
@@ -210,7 +203,8 @@ class GemmSwiglu(DenseOperation):
             alpha: factor on the product, a number on the host.
             current_stream: a CUstream, torch stream or raw handle; None is torch's current stream on the tensors' device. 0 is the legacy default stream.
                 CPU tensors have no stream, and it is not looked at.
-            workspace: not needed (``workspace_bytes()`` is 0) and not looked at.
+            workspace: scratch memory of ``workspace_bytes()``: uint8, contiguous, on the tensors' device. None takes it from torch's allocator on the launch stream. Not looked at where no operand
+                is transposed.
 
         Raises:
             RuntimeError: not compiled.
@@ -360,16 +354,25 @@ GemmSwigluSm100 = GemmSwiglu
 gemm_swiglu_wrapper_sm100 = gemm_swiglu_wrapper
 
 
-def precompile_specs() -> list[KernelSpec]:
+def precompile_specs() -> list[KernelSpec | TransposeSpec]:
     """The kernels worth having before the first call: what feed-forward layers use, in every layout of gate and up."""
-    found = []
-    for dtype, layout in product(KERNEL_DTYPES, GLU_LAYOUTS):
-        # (majors of A, B and the outputs; dtypes of AB12 and C): inference and training in row-major tensors, and the dtypes of the published defaults.
-        cases = [(("k", "k", "n"), outputs) for outputs in ((dtype, dtype), ("float32", dtype), ("float32", "float16"))]
-        if layout == "interleaved32":
-            cases += [(majors, (dtype, dtype)) for majors in product("km", "kn", "nm") if majors != ("k", "k", "n")]
-        for (a_major, b_major, out_major), (ab12_dtype, c_dtype) in dict.fromkeys(cases):
-            problem = GemmProblem(dtype, dtype, "float32", a_major, b_major, B_PARTS[layout])
-            options = SwigluOptions(ab12_dtype, c_dtype, out_major, layout)
-            found += [swiglu_spec(problem, options, config) for config in fitting_configs(problem, options.footprint)]
-    return found
+    cases: list[tuple[GemmProblem, SwigluOptions]] = []
+
+    def add(dtype: str, outputs: tuple[str, str], layout: str, majors: tuple[str, str, str] = ("k", "k", "n"), acc_dtype: str = "float32") -> None:
+        cases.append((GemmProblem(dtype, dtype, acc_dtype, *majors[:2], B_PARTS[layout]), SwigluOptions(*outputs, majors[2], layout)))
+
+    for dtype, layout in product(("float16", "bfloat16"), GLU_LAYOUTS):
+        # Inference and training in row-major tensors, and the dtypes of the published defaults.
+        for outputs in ((dtype, dtype), ("float32", dtype), ("float32", "float16")):
+            add(dtype, outputs, layout)
+    for dtype, majors in product(("float16", "bfloat16"), product("km", "kn", "nm")):
+        add(dtype, (dtype, dtype), "interleaved32", majors)
+    # The kernel sees 8-bit and 32-bit operands k-major, whatever they were.
+    for dtype, layout in product((*FP8, "float32"), GLU_LAYOUTS):
+        add(dtype, ("bfloat16", "bfloat16"), layout)
+    for dtype, out_major in product((*FP8, "float32"), "nm"):
+        add(dtype, ("float32", "float16"), "interleaved32", ("k", "k", out_major))
+    for dtype in ("float16", *FP8):
+        add(dtype, ("float16", "float16"), "interleaved32", acc_dtype="float16")
+    kernels = [swiglu_spec(problem, options, config) for problem, options in dict.fromkeys(cases) for config in fitting_configs(problem, options.footprint)]
+    return [*kernels, *(TransposeSpec(dtype) for dtype in (*FP8, "float32"))]

@@ -138,6 +138,11 @@ NAMES: dict[str, dict[str, str]] = {
     "experimental.ops": {
         "layer_norm": "graph",
         "rms_norm": "graph",
+        "swiglu_mlp": "gemm_dense",
+    },
+    "gemm": {
+        "situ_mlp": "gemm_dense",
+        "swiglu_mlp": "gemm_dense",
     },
     "gemm.cutedsl.dense.amax": {
         "GemmAmax": "gemm_dense",
@@ -281,6 +286,10 @@ NAMES: dict[str, dict[str, str]] = {
         "grouped_gemm_wgrad_wrapper": "gemm_grouped",
         "grouped_gemm_wgrad_wrapper_sm100": "gemm_grouped",
     },
+    "gemm.ops": {
+        "situ_mlp": "gemm_dense",
+        "swiglu_mlp": "gemm_dense",
+    },
     "gemm.reference": {
         "GemmReferenceEngine": "graph",
         "ReferenceEngine": "graph",
@@ -330,6 +339,9 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "ops": {
         "deinterleave_gate_up": "gemm_dense",
+        "gemm_amax": "gemm_dense",
+        "gemm_srelu": "gemm_dense",
+        "gemm_swiglu": "gemm_dense",
         "interleave_gate_up": "gemm_dense",
         "layer_norm": "graph",
         "rms_norm": "graph",
@@ -337,6 +349,9 @@ NAMES: dict[str, dict[str, str]] = {
     "ops.norm": {
         "layer_norm": "graph",
         "rms_norm": "graph",
+    },
+    "torch": {
+        "SwigluMLP": "gemm_dense",
     },
     "wrapper": {
         "Graph": "graph",

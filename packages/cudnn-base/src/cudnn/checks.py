@@ -136,6 +136,8 @@ def as_pair(name: str, value: Any) -> tuple[int, int]:
 
 def as_scalar(name: str, value: Any) -> float:
     """A float from a Python or NumPy number. ValueError for tensors, whose value would have to be fetched from the device."""
+    if type(value) is float:
+        return value
     if hasattr(value, "__dlpack__") and getattr(value, "shape", ()) != () or type(value).__module__.partition(".")[0] in ("torch", "jax", "jaxlib"):
         raise ValueError(
             f"{name}: found a {type(value).__name__}, needs a number on the host; take it out with .item() where the wait for the device is acceptable"

@@ -1,6 +1,9 @@
 # Generated from the manifests by tools/generate_catalog.py (nox -s stubs). Do not edit.
 
+from cudnn_gemm_dense.amax.ops import gemm_amax as gemm_amax
+from cudnn_gemm_dense.srelu.ops import gemm_srelu as gemm_srelu
 from cudnn_gemm_dense.swiglu.layout import deinterleave_gate_up as deinterleave_gate_up
 from cudnn_gemm_dense.swiglu.layout import interleave_gate_up as interleave_gate_up
+from cudnn_gemm_dense.swiglu.ops import gemm_swiglu as gemm_swiglu
 from cudnn_graph.ops.norm import layer_norm as layer_norm
 from cudnn_graph.ops.norm import rms_norm as rms_norm

@@ -20,16 +20,25 @@ _OPERATIONS = {
     "swiglu": _names("swiglu", "GemmSwiglu", "gemm_swiglu_wrapper"),
 }
 
+_MLP = {name: f"cudnn_gemm_dense.mlp.ops:{name}" for name in ("situ_mlp", "swiglu_mlp")}
+
 FAMILY = Family(
     name="gemm_dense",
     distribution="cudnn-gemm-dense",
     names={public: target for names in _OPERATIONS.values() for public, target in names.items()},
     namespaces={
         **{f"gemm.cutedsl.dense.{op}{api}": names for op, names in _OPERATIONS.items() for api in ("", ".api")},
+        "gemm": _MLP,
+        "gemm.ops": _MLP,
+        "experimental.ops": {"swiglu_mlp": _MLP["swiglu_mlp"]},
         "ops": {
+            "gemm_amax": "cudnn_gemm_dense.amax.ops:gemm_amax",
+            "gemm_srelu": "cudnn_gemm_dense.srelu.ops:gemm_srelu",
+            "gemm_swiglu": "cudnn_gemm_dense.swiglu.ops:gemm_swiglu",
             "interleave_gate_up": "cudnn_gemm_dense.swiglu.layout:interleave_gate_up",
             "deinterleave_gate_up": "cudnn_gemm_dense.swiglu.layout:deinterleave_gate_up",
         },
+        "torch": {"SwigluMLP": "cudnn_gemm_dense.mlp.module:SwigluMLP"},
     },
     operations=tuple(f"cudnn_gemm_dense.{op}.api" for op in _OPERATIONS),
     archs=("sm_90a",),

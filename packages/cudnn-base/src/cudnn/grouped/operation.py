@@ -114,6 +114,10 @@ class GroupedOperation(GemmOperation):
     def identity(self) -> tuple[Any, ...]:
         return *super().identity(), self._validates
 
+    @property
+    def _takes_as_given(self) -> bool:
+        return not self._validates
+
     def _scratch_bytes(self, config: GemmConfig, extents: Extents) -> int:
         return sum(ws_align(one.bytes) for one in self._scratch_tensors(config, extents))
 
@@ -368,6 +372,10 @@ class RowsOperation(GroupedOperation):
                 a, *b, offsets = operands
                 operands = (a, *(t.permute(self._b_order) for t in b), offsets)
         return operands, (*tensors[count:], *scratch)
+
+    @property
+    def _takes_as_given(self) -> bool:
+        return self._b_order is None and super()._takes_as_given
 
     def _order_of_b(self) -> tuple[int, ...] | None:
         """How B's axes are looked at where the kernel expects another order beside A's: (N, K, E) where A has a unit axis, else (E, N, K). None where it is as expected."""

@@ -43,10 +43,20 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.contiguous().view(view), b.contiguous().view(view))
 
 
+def spoilt(t: torch.Tensor) -> torch.Tensor:
+    """As ``t``, full of NaN; of zeros where its dtype has none."""
+    return torch.full_like(t, float("nan") if t.dtype.is_floating_point else 0)
+
+
+def parameter(t: torch.Tensor) -> torch.Tensor:
+    """As a parameter that requires grad; integers, which cannot, as they are."""
+    return torch.nn.Parameter(t) if t.dtype.is_floating_point else t
+
+
 def at_offset(t: torch.Tensor, elements: int) -> torch.Tensor:
-    """The same values and strides, as a view that starts ``elements`` into a larger buffer of NaN."""
+    """The same values and strides, as a view that starts ``elements`` into a larger buffer, spoilt around it."""
     span = 0 if 0 in t.shape else 1 + sum((extent - 1) * step for extent, step in zip(t.shape, t.stride(), strict=True))
-    buffer = torch.full((elements + span + 64,), float("nan"), dtype=t.dtype, device=t.device)
+    buffer = spoilt(torch.empty(elements + span + 64, dtype=t.dtype, device=t.device))
     view = buffer.as_strided(t.shape, t.stride(), elements)
     view.copy_(t)
     return view
@@ -217,7 +227,7 @@ class GemmConformance:
     def test_parameters_that_require_grad(self) -> None:
         """Case 54: accepted, in and outside no_grad, and the result carries no gradient."""
         extents = (16, self.n_step, 2 * self.k_step, 1)
-        inputs = mapped(torch.nn.Parameter, self.inputs(*extents))
+        inputs = mapped(parameter, self.inputs(*extents))
         plain = mapped(torch.Tensor.detach, inputs)
         expected = self.wrapper(plain)
         for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode):
@@ -346,7 +356,7 @@ class GemmConformanceCuda(GemmConformance):
         torch.cuda.synchronize()
         for _ in range(8):
             with torch.cuda.stream(torch.cuda.Stream()):
-                inputs, outputs = mapped(lambda t: torch.full_like(t, float("nan")), source), self.outputs(*extents)
+                inputs, outputs = mapped(spoilt, source), self.outputs(*extents)
                 self.busy(5)
                 for (_, t), (_, value) in zip(flat(inputs), flat(source), strict=True):
                     t.copy_(value)
@@ -365,7 +375,7 @@ class GemmConformanceCuda(GemmConformance):
         torch.cuda.synchronize()
         for stream in (0, torch.cuda.default_stream(), side, side.cuda_stream):
             owner = side if stream in (side, side.cuda_stream) else torch.cuda.default_stream()
-            inputs, outputs = mapped(lambda t: torch.full_like(t, float("nan")), source), self.outputs(*extents)
+            inputs, outputs = mapped(spoilt, source), self.outputs(*extents)
             torch.cuda.synchronize()
             with torch.cuda.stream(owner):
                 self.busy(5)
@@ -390,7 +400,7 @@ class GemmConformanceCuda(GemmConformance):
                 self.busy(30)
             result = self.wrapper(inputs, stream=side)
             del inputs
-            poison = [mapped(lambda t: torch.full_like(t, float("nan")), source) for _ in range(2)]
+            poison = [mapped(spoilt, source) for _ in range(2)]
             poison += [{name: torch.full_like(expected[name], float("nan")) for name in self.output_layouts(*extents)} for _ in range(2)]
             side.synchronize()
             torch.cuda.synchronize()
@@ -403,7 +413,7 @@ class GemmConformanceCuda(GemmConformance):
         """Cases 31 and 54: several calls in one graph, parameters that require grad, replayed on changed inputs."""
         extents = (72, 2 * self.n_step, 8 * self.k_step, 1)
         op = self.compiled(*extents)
-        sets = [mapped(torch.nn.Parameter, self.inputs(*extents)) for _ in range(3)]
+        sets = [mapped(parameter, self.inputs(*extents)) for _ in range(3)]
         outputs = [self.outputs(*extents) for _ in sets]
         self.wrapper(sets[0])
         torch.cuda.synchronize()

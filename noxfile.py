@@ -168,10 +168,18 @@ def frameworks(session: nox.Session, framework: str) -> None:
 @nox.session(venv_backend="none", requires=["build"])
 @nox.parametrize("arch", ARCHS, ids=ARCHS)
 def compile(session: nox.Session, arch: str) -> None:
-    """Compile every operation in its default configurations; needs no GPU."""
+    """Compile every operation in its default configurations; needs no GPU. Of the kernels those are taken that show every option with every configuration."""
     python = shared(session, "heavy", HEAVY)
     environment = {**overlay(session, python, "all", PACKAGES), "CUDNN_COMPILE_ARCH": arch}
     session.run(python, "-m", "pytest", "tests/compile", *session.posargs, env=environment)
+
+
+@nox.session(venv_backend="none", requires=["build"])
+def every_kernel(session: nox.Session) -> None:
+    """Compile every kernel that is worth precompiling, some hundreds."""
+    python = shared(session, "heavy", HEAVY)
+    environment = {**overlay(session, python, "all", PACKAGES), "CUDNN_COMPILE_EVERYTHING": "1"}
+    session.run(python, "-m", "pytest", "tests/compile/test_compile.py", *session.posargs, env=environment)
 
 
 @nox.session(venv_backend="none", requires=["build"])
@@ -228,9 +236,9 @@ def sdists(session: nox.Session) -> None:
     session.run(python, "-m", "pytest", "tests/wheels", "-m", "slow", env={"CUDNN_DIST": str(DIST)})
 
 
-@nox.session(venv_backend="none", requires=[*nox.options.sessions, "minimums", "pythons", "sdists", "docs"])
+@nox.session(venv_backend="none", requires=[*nox.options.sessions, "every_kernel", "minimums", "pythons", "sdists", "docs"])
 def full(session: nox.Session) -> None:
-    """The default sessions, and minimums, further Pythons, source distributions and the docs."""
+    """The default sessions, and every kernel, minimums, further Pythons, source distributions and the docs."""
     session.log("all of them passed")
 
 

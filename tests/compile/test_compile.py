@@ -6,6 +6,7 @@ import importlib
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ pytestmark = pytest.mark.compile
 pytest.importorskip("cutlass", reason="the CuTe DSL is not installed; it is in the extra cutedsl of cudnn-base")
 
 ARCH = os.environ.get("CUDNN_COMPILE_ARCH", "sm_90a")
+# `nox -s full` compiles every kernel that is worth precompiling; the default run those that show every option with every configuration.
+EVERYTHING = os.environ.get("CUDNN_COMPILE_EVERYTHING", "") == "1"
 
 
 @pytest.fixture
@@ -35,6 +38,33 @@ def test_every_family_with_kernels_lists_operations() -> None:
     assert {status.name for status in registry.families() if status.family is not None and status.family.archs} <= listed
 
 
+def covering(specs: list[Any]) -> list[Any]:
+    """A part of ``specs`` in which every value of every field of problem and options occurs with every configuration that it occurs with in the whole."""
+
+    def features(spec: Any) -> set[tuple[Any, ...]]:
+        fields = {**spec.problem.as_dict(), **spec.options.as_dict()} if hasattr(spec, "problem") else {"label": spec.label}
+        return {(getattr(spec, "config", None), name, str(value)) for name, value in fields.items()}
+
+    left = {spec: features(spec) for spec in specs}
+    missing = set().union(*left.values())
+    chosen = []
+    while missing:
+        best = max(left, key=lambda spec: len(left[spec] & missing))
+        chosen.append(best)
+        missing -= left.pop(best)
+    return chosen
+
+
+def test_the_covering_part_covers() -> None:
+    specs = [spec for _, module in registry.operations() for spec in importlib.import_module(module).precompile_specs()]
+    chosen = covering(specs)
+    assert len(chosen) < len(specs)
+    assert {spec.op for spec in chosen} == {spec.op for spec in specs}
+    assert {(spec.op, getattr(spec, "config", None)) for spec in covering([s for s in specs if s.op == "gemm_swiglu"])} == {
+        (spec.op, spec.config) for spec in specs if spec.op == "gemm_swiglu"
+    }
+
+
 @pytest.mark.parametrize(("family", "module"), registry.operations())
 def test_an_operation_compiles_in_its_default_configurations(family: str, module: str, empty_cache: Path) -> None:
     from cudnn.cache.pool import build_all
@@ -42,6 +72,7 @@ def test_an_operation_compiles_in_its_default_configurations(family: str, module
     specs = [spec for spec in importlib.import_module(module).precompile_specs() if spec.arch == ARCH]
     assert specs, f"{module} of {family} lists no kernel for {ARCH}"
     assert len(set(specs)) == len(specs)
+    specs = specs if EVERYTHING else covering(specs)
     outcomes = build_all(specs, arch=ARCH)
     failed = [f"{outcome.spec.label}: {outcome.error}\n{outcome.traceback}" for outcome in outcomes if outcome.status == "failed"]
     assert not failed, "\n".join(failed)

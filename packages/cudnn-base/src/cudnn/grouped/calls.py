@@ -17,6 +17,7 @@ class GroupedCalls(WrapperCalls):
     Args:
         name, cls, outputs, build: as in ``WrapperCalls``.
         scalars: names of the run-time scalars of ``execute``, in order.
+        numbers: names of the wrapper's options that are numbers, and so no constants of a traced graph: floats, and ``n``.
         written: names of the wrapper's tensor arguments that ``execute`` writes.
         class_written: names of the tensors that ``execute`` of the class writes.
         operator: imports and returns the operator.
@@ -31,12 +32,14 @@ class GroupedCalls(WrapperCalls):
         operator: Callable[[], Any],
         *,
         scalars: Sequence[str] = (),
+        numbers: Sequence[str] = ("n",),
         written: Sequence[str] = (),
         class_written: Sequence[str] = (),
         wrapper: Callable[..., Any],
     ) -> None:
         super().__init__(name, wrapper, cls, outputs, build, lambda: (operator(), operator()))
-        self.operator, self.scalars, self.written, self.class_written = operator, tuple(scalars), tuple(written), tuple(class_written)
+        self.operator, self.scalars, self.numbers = operator, tuple(scalars), tuple(numbers)
+        self.written, self.class_written = tuple(written), tuple(class_written)
 
     def build(self, tensors: Arguments, outputs: Arguments, options: Arguments) -> GemmOperation:
         """The operation, not checked, for tensors and outputs."""
@@ -55,14 +58,15 @@ class GroupedCalls(WrapperCalls):
             t = a.new_empty_strided(output.shape, output.stride, dtype=output.dtype)
             made[name] = t if output.fill is None else t.fill_(output.fill)
         given = {name: t for name, t in tensors.items() if t is not None}
-        self._operate("wrapper", given, made, self.written, scalars, options)
+        numbers = {name: options[name] for name in self.numbers if options.get(name) is not None}
+        self._operate("wrapper", given, made, self.written, scalars, numbers, {name: value for name, value in options.items() if name not in numbers})
         return made
 
     def execute_traced(self, op: GemmOperation, tensors: Arguments, scalars: Sequence[float]) -> None:  # type: ignore[override]
         """``op.execute`` as the operator."""
-        self._operate("class", tensors, {}, self.class_written, dict(zip(self.scalars, scalars, strict=False)), op._traced_arguments)
+        self._operate("class", tensors, {}, self.class_written, dict(zip(self.scalars, scalars, strict=False)), {}, op._traced_arguments)
 
-    def _operate(self, kind: str, given: Arguments, made: Arguments, written: Sequence[str], scalars: Arguments, arguments: Any) -> None:
+    def _operate(self, kind: str, given: Arguments, made: Arguments, written: Sequence[str], scalars: Arguments, numbers: Arguments, arguments: Any) -> None:
         from cudnn.cutedsl.gemm.config import GemmConfig
         from cudnn.torch_operators import encode
 
@@ -71,5 +75,7 @@ class GroupedCalls(WrapperCalls):
         if isinstance(arguments, dict):
             # NOTE: torch.compile takes a dict as part of a constant, but no frozen dataclass.
             arguments = tuple((name, value.as_dict() if isinstance(value, GemmConfig) else value) for name, value in arguments.items())
-        text = encode((kind, tuple(read_names), tuple(target_names), tuple(made)), arguments)
-        self.operator()(read, targets, list(scalars.values()), text)
+        sizes = {name: value for name, value in numbers.items() if name == "n"}
+        floats = {name: value for name, value in numbers.items() if name != "n"}
+        text = encode((kind, tuple(read_names), tuple(target_names), tuple(made), tuple(scalars), tuple(floats), tuple(sizes)), arguments)
+        self.operator()(read, targets, [*scalars.values(), *floats.values()], list(sizes.values()), text)

@@ -242,12 +242,12 @@ class RowsOperation(GroupedOperation):
         if num_experts is not None:
             raise ValueError(f"Dense mode forbids num_experts, found {num_experts}; sample_b says it")
         tensors = name_weights("b_tensor", b, self.glu_layout)
-        return Weights(False, names, tuple(self._b_rule(name, t, n_major_tensors) for name, t in zip(names, tensors, strict=True)), tensors, tuple(t.dtype for t in tensors))
+        return Weights(False, names, tuple(self._b_rule(name, t, a, n_major_tensors) for name, t in zip(names, tensors, strict=True)), tensors, tuple(t.dtype for t in tensors))
 
-    def _b_rule(self, name: str, t: Any, n_major: bool) -> GroupedRule:
+    def _b_rule(self, name: str, t: Any, a: Any, n_major: bool) -> GroupedRule:
         """(E, N, K), with ``n_major`` and b_major="n" (E, K, N), or (N, K, E) with the axes in memory in the order E, N, K."""
         rows = "n/2" if self.glu_layout == "separate" else "n"
-        if not is_canonical(name, t):
+        if not is_canonical(name, t, a):
             if n_major and self.b_major == "n":
                 raise ValueError(f'{name}: found strides {tuple(metadata(t).stride)} with b_major="n", needs a contiguous (E, K, N) tensor; legacy (N, K, E) ones are k-major')
             return GroupedRule(name, (rows, "k", "e"), ((2, 0, 1),), True)
@@ -408,11 +408,11 @@ class RowsOperation(GroupedOperation):
         return a, views[0] if len(views) == 1 else torch.cat(views, 1), offsets
 
     def _matrices_at(self, name: str, pointers: Any, a: Any, tensors: Tensors) -> list[Any]:
-        if not a.is_cuda:
-            validate_pointers(name, pointers)
         n, k = self._layout.extents([metadata(t) for t in tensors]).n, a.shape[1]
         rows = n // 2 if self.glu_layout == "separate" else n
         shape = (rows, k) if self.b_major == "k" else (k, rows)
+        if not a.is_cuda and 0 not in shape:
+            validate_pointers(name, pointers)
         found = [tensor_at(address, shape, a.dtype, a.device) for address in pointers.tolist()]
         return found if self.b_major == "k" else [t.t() for t in found]
 
@@ -424,11 +424,13 @@ def rank_of(name: str, t: Any) -> int:
     return rank
 
 
-def is_canonical(name: str, t: Any) -> bool:
-    """Whether weights are (E, N, K) or (E, K, N) rather than (N, K, E): their last axis, and no other, has stride 1."""
+def is_canonical(name: str, t: Any, a: Any) -> bool:
+    """Whether weights are (E, N, K) or (E, K, N) rather than (N, K, E): their last axis, and no other, has stride 1. Empty ones, whose strides say nothing, are in the form of ``a``."""
     shape = tuple(t.shape)
     if len(shape) != 3:
         raise ValueError(f"{name}: found shape {shape}, needs three axes (E, N, K), or (N, K, E) with K contiguous")
+    if 0 in shape:
+        return len(a.shape) == 2
     # Not through ``metadata``: torch.compile traces this.
     stride = t.stride if isinstance(t.stride, tuple) else t.stride()
     outer = [0 if extent == 1 else step for extent, step in zip(shape[:2], stride[:2], strict=True)]

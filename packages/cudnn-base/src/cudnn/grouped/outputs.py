@@ -32,13 +32,14 @@ def check_cd_major(cd_major: Any) -> None:
         raise ValueError(f"cd_major: found {cd_major!r}, needs 'n'")
 
 
-def weight_rows(b: Any, b_ptrs: Any, n: Any, *, n_major: bool) -> Any:
+def weight_rows(a: Any, b: Any, n: Any, *, n_major: bool) -> Any:
     """N, from weights (E, N, K), (E, K, N) where ``n_major``, or (N, K, E); from a pair of halves; or as given beside pointers."""
     if b is None:
-        return checks.as_integer("n", n)
+        # torch.compile may have made it symbolic.
+        return n if isinstance(n, int) else checks.as_integer("n", n)
     if isinstance(b, (tuple, list)):
-        return sum(weight_rows(half, None, None, n_major=n_major) for half in b)
-    if not is_canonical("b_tensor", b):
+        return sum(weight_rows(a, half, None, n_major=n_major) for half in b)
+    if not is_canonical("b_tensor", b, a):
         return b.shape[0]
     return b.shape[2] if n_major else b.shape[1]
 

@@ -23,6 +23,11 @@ def random_ends(extent: int, groups: int, device: str, step: int = 1) -> torch.T
     return torch.cat((cuts, torch.tensor([extent]))).to(device=device, dtype=torch.int32)
 
 
+def away_from_zero(count: int, device: str) -> torch.Tensor:
+    """Random factors of either sign and about unit size: their squares keep float16 results in its range."""
+    return (torch.rand(count, device=device) + 0.5) * torch.randint(0, 2, (count,), device=device).mul(2).sub(1)
+
+
 class RowsHooks:
     """The hooks that groups of rows have in common. The attributes say which operation."""
 
@@ -141,7 +146,7 @@ class ProductHooks(RowsHooks):
             "a_tensor": self.matrix(m, k, self.dtype),
             **self.given(self.weights(groups, n, k)),
             "padded_offsets": random_ends(m, groups, self.device),
-            "alpha_tensor": torch.randn(groups, device=self.device),
+            "alpha_tensor": away_from_zero(groups, self.device),
             "prob_tensor": self.vector(m),
         }
         if self.bias_dtype is not None:
@@ -240,7 +245,7 @@ class GluHooks(ProductHooks):
 
 
 class DgluHooks(ProductHooks):
-    """`GroupedGemmDglu` and `DiscreteGroupedGemmDswiglu`. dprob and dbias begin at 0.5."""
+    """`GroupedGemmDglu` and `DiscreteGroupedGemmDswiglu`. dprob begins at 0.5, dbias at 0."""
 
     activation = "swiglu"
     scalars = GluScalars()
@@ -249,8 +254,11 @@ class DgluHooks(ProductHooks):
     round_dgrad = False
     scaled_c = True
     c_dtype = torch.bfloat16
-    initial: Mapping[str, float] = {"dprob_tensor": 0.5, "dbias_tensor": 0.5}
     unaligned = ("padded_offsets", "alpha_tensor", "beta_tensor", "prob_tensor", "dprob_tensor", "dbias_tensor", "b_ptrs")
+
+    @property
+    def initial(self) -> dict[str, float]:
+        return {"dprob_tensor": 0.5, **({"dbias_tensor": 0.0} if self.dbias else {})}
 
     def inputs(self, m: int, n: int, k: int, batches: int) -> dict[str, Any]:
         found = super().inputs(m, n, k, batches)
@@ -288,7 +296,7 @@ class DgluHooks(ProductHooks):
         dprob = dprob + self.initial["dprob_tensor"]
         found = {"d_row_tensor": self.shaped(d), "dprob_tensor": dprob.view(-1, 1, 1) if self.legacy else dprob}
         if self.dbias:
-            found["dbias_tensor"] = dbias.unsqueeze(-1) + self.initial["dbias_tensor"]
+            found["dbias_tensor"] = dbias.unsqueeze(-1)
         if self.activation_output:
             found["activation_tensor"] = self.shaped(activation)
         return found

@@ -19,7 +19,9 @@ def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
     return difference / scale if scale else difference
 
 
-def assert_as_accurate(name: str, result: torch.Tensor, reference: torch.Tensor, baseline: torch.Tensor, factor: float = 2.0) -> None:
+def assert_as_accurate(
+    name: str, result: torch.Tensor, reference: torch.Tensor, baseline: torch.Tensor, factor: float = 2.0, slack: float | None = None
+) -> None:
     """The result is right: its error is at most ``factor`` times that of ``baseline``, and no single element is off.
 
     Args:
@@ -28,6 +30,7 @@ def assert_as_accurate(name: str, result: torch.Tensor, reference: torch.Tensor,
         baseline: the same computation by torch in the working dtype.
         factor: how much worse than the baseline the result may be, by relative norm. The rounding of ``result``'s own dtype is always allowed, and
             eight times that for float32.
+        slack: what sums may add to the rounding of an element, in units of the result's size; None is for sums in float32.
 
     Raises:
         AssertionError: naming the output, the figures and the worst element.
@@ -45,7 +48,9 @@ def assert_as_accurate(name: str, result: torch.Tensor, reference: torch.Tensor,
     if not reference.numel():
         return
     size = reference.double().square().mean().sqrt()
-    excess = (result.double() - reference.double()).abs() - (eps * reference.double().abs() + SUM_SLACK.get(result.dtype.itemsize, SUM_SLACK_NARROW) * size)
+    if slack is None:
+        slack = SUM_SLACK.get(result.dtype.itemsize, SUM_SLACK_NARROW)
+    excess = (result.double() - reference.double()).abs() - (eps * reference.double().abs() + slack * size)
     worst = int(excess.argmax())
     place = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), reference.shape))
     assert excess.max() <= 0, f"{name}: element {place} is {result[place].item():.6g}, reference {reference[place].item():.6g}"

@@ -29,6 +29,7 @@ __all__ = ["GroupedGemmDglu", "GroupedGemmDgluSm100", "grouped_gemm_dglu_wrapper
 
 TILE_N = tuple(range(32, 257, 32))
 SF_VEC_SIZE = 16
+SCALARS = ("linear_offset", "geglu_alpha", "glu_clamp_max", "glu_clamp_min")
 NO_EPILOGUES = (None, "none", "identity")
 ACTIVATION_ALIGNMENT = 32
 
@@ -392,10 +393,7 @@ def grouped_gemm_dglu_wrapper(
         "cluster_shape_mn": cluster_shape_mn,
         "m_aligned": m_aligned,
         "act_func": act_func,
-        "linear_offset": linear_offset,
-        "geglu_alpha": geglu_alpha,
-        "glu_clamp_max": glu_clamp_max,
-        "glu_clamp_min": glu_clamp_min,
+        **dict(zip(SCALARS, glu_scalars(linear_offset, str(act_func).removeprefix("d"), geglu_alpha, glu_clamp_max, glu_clamp_min), strict=True)),
         "epilogue_op": epilogue_op,
         "round_dgrad_to_input_dtype": round_dgrad_to_input_dtype,
         "deterministic": resolve(deterministic),
@@ -437,7 +435,7 @@ def _outputs(tensors: Arguments, options: Arguments) -> dict[str, Output]:
     for name in ("c_tensor", "padded_offsets", "alpha_tensor", "beta_tensor", "prob_tensor", "dprob_tensor"):
         if tensors.get(name) is None:
             raise ValueError(f"{name} is required, found None")
-    n = weight_rows(tensors.get("b_tensor"), tensors.get("b_ptrs"), options["n"], n_major=options["b_major"] == "n")
+    n = weight_rows(a, tensors.get("b_tensor"), options["n"], n_major=options["b_major"] == "n")
     made = {"d_row_tensor": rows_output(a, 2 * n, options["d_dtype"], "d_dtype")}
     if options["generate_dbias"]:
         import torch
@@ -494,6 +492,7 @@ CALLS = GroupedCalls(
     _outputs,
     _build,
     _operator,
+    numbers=("n", *SCALARS),
     written=("dprob_tensor", "activation_tensor"),
     class_written=("d_row_tensor", "dprob_tensor", "dbias_tensor", "activation_tensor"),
     wrapper=grouped_gemm_dglu_wrapper,

@@ -360,7 +360,7 @@ def _outputs(tensors: Arguments, options: Arguments) -> dict[str, Output]:
     for name in ("padded_offsets", "alpha_tensor", "prob_tensor"):
         if tensors.get(name) is None:
             raise ValueError(f"{name} is required, found None")
-    n = weight_rows(tensors.get("b_tensor"), tensors.get("b_ptrs"), options["n"], n_major=False)
+    n = weight_rows(a, tensors.get("b_tensor"), options["n"], n_major=False)
     made = {"c_tensor": rows_output(a, n, options["c_dtype"], "c_dtype")} if options["generate_c"] else {}
     made["d_tensor"] = rows_output(a, n // 2, options["d_dtype"], "d_dtype")
     return made

@@ -288,7 +288,7 @@ def _outputs(tensors: Arguments, options: Arguments) -> dict[str, Output]:
         raise ValueError("prob_tensor is required, found None; pass ones where rows have no factor")
     if tensors.get("c_tensor") is not None and not options["generate_c"]:
         raise ValueError("c_tensor: found one with generate_c=False, needs None, or generate_c=True")
-    n = weight_rows(tensors.get("b_tensor"), tensors.get("b_ptrs"), options["n"], n_major=options["b_major"] == "n")
+    n = weight_rows(a, tensors.get("b_tensor"), options["n"], n_major=options["b_major"] == "n")
     made = {"d_tensor": rows_output(a, n, options["d_dtype"], "d_dtype")}
     if options["generate_c"]:
         made["c_tensor"] = rows_output(a, n, options["c_dtype"], "c_dtype")

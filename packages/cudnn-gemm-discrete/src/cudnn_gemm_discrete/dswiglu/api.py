@@ -13,7 +13,7 @@ from cudnn.grouped.calls import GroupedCalls
 from cudnn.grouped.checks import OPERAND_DTYPES
 from cudnn.grouped.configs import default_configs
 from cudnn.grouped.options import DgluOptions, kernel_spec
-from cudnn.grouped.outputs import by_pointers, check_cd_major, rows_output
+from cudnn.grouped.outputs import by_pointers, check_cd_major, rows_output, weight_rows
 from cudnn.grouped.rows import DgluRows, glu_scalars
 from cudnn.tuple_dict import TupleDict
 from cudnn.wrapper_calls import Arguments, Output
@@ -373,7 +373,10 @@ def _outputs(tensors: Arguments, options: Arguments) -> dict[str, Output]:
     if len(a.shape) != 3:
         raise ValueError(f"a_tensor: found shape {tuple(a.shape)}, needs (M, K, 1); append a unit axis with a_tensor.unsqueeze(-1)")
     check_cd_major(options["cd_major"])
-    n = options["n"]
+    for name in ("b_ptrs", "c_tensor", "padded_offsets", "alpha_tensor", "beta_tensor", "prob_tensor", "dprob_tensor"):
+        if tensors.get(name) is None:
+            raise ValueError(f"{name} is required, found None")
+    n = weight_rows(a, None, options["n"], n_major=False)
     made = {"d_row_tensor": rows_output(a, 2 * n, options["d_dtype"], "d_dtype")}
     if options["generate_dbias"]:
         made["dbias_tensor"] = Output((tensors["padded_offsets"].shape[0], 2 * n, 1), (2 * n, 1, 1), torch.bfloat16, 0.0)

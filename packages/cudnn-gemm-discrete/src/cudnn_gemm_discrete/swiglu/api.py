@@ -12,7 +12,7 @@ from cudnn.grouped.calls import GroupedCalls
 from cudnn.grouped.checks import OPERAND_DTYPES
 from cudnn.grouped.configs import default_configs
 from cudnn.grouped.options import B_PARTS, GluOptions, kernel_spec
-from cudnn.grouped.outputs import by_pointers, check_cd_major, rows_output
+from cudnn.grouped.outputs import by_pointers, check_cd_major, rows_output, weight_rows
 from cudnn.grouped.rows import GluRows, glu_scalars
 from cudnn.tuple_dict import TupleDict
 from cudnn.wrapper_calls import Arguments, Output
@@ -319,8 +319,7 @@ def discrete_grouped_gemm_swiglu_wrapper(
         "config": config,
     }
     scalars = dict(zip(SCALARS, glu_scalars(linear_offset, act_func, geglu_alpha, glu_clamp_max, glu_clamp_min), strict=True))
-    optional = ("bias_tensor", "prob_tensor")
-    made = CALLS({name: t for name, t in tensors.items() if t is not None or name not in optional}, scalars, options, current_stream)
+    made = CALLS(tensors, scalars, options, current_stream)
     return TupleDict(
         c_tensor=made["c_tensor"], d_tensor=made["d_tensor"], d_col_tensor=None, amax_tensor=None, sfd_row_tensor=None, sfd_col_tensor=None
     )
@@ -331,7 +330,10 @@ def _outputs(tensors: Arguments, options: Arguments) -> dict[str, Output]:
     if len(a.shape) != 3:
         raise ValueError(f"a_tensor: found shape {tuple(a.shape)}, needs (M, K, 1); append a unit axis with a_tensor.unsqueeze(-1)")
     check_cd_major(options["cd_major"])
-    n = options["n"]
+    for name in ("b_ptrs", "padded_offsets", "alpha_tensor"):
+        if tensors.get(name) is None:
+            raise ValueError(f"{name} is required, found None")
+    n = weight_rows(a, None, options["n"], n_major=False)
     return {"c_tensor": rows_output(a, n, options["c_dtype"], "c_dtype"), "d_tensor": rows_output(a, n // 2, options["d_dtype"], "d_dtype")}
 
 

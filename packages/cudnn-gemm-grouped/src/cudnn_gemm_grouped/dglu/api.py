@@ -412,7 +412,7 @@ def grouped_gemm_dglu_wrapper(
         "sf_fp8_dtype_override": sf_fp8_dtype_override,
     }
     forbid_scales("grouped_gemm_dglu_wrapper", scales)
-    made = CALLS({name: t for name, t in tensors.items() if t is not None or name == "a_tensor"}, {}, options, current_stream)
+    made = CALLS(tensors, {}, options, current_stream)
     result = TupleDict(
         d_row_tensor=made["d_row_tensor"],
         d_col_tensor=None,

@@ -346,7 +346,7 @@ def grouped_gemm_glu_wrapper(
     }
     forbid_scales("grouped_gemm_glu_wrapper", scales)
     scalars = {"linear_offset": glu_scalars(linear_offset, act_func).linear_offset}
-    made = CALLS({name: t for name, t in tensors.items() if t is not None or name == "a_tensor"}, scalars, options, current_stream)
+    made = CALLS(tensors, scalars, options, current_stream)
     return TupleDict(
         c_tensor=made.get("c_tensor"), d_tensor=made["d_tensor"], d_col_tensor=None, amax_tensor=None, sfd_row_tensor=None, sfd_col_tensor=None
     )

@@ -275,7 +275,7 @@ def grouped_gemm_wrapper(
         "backend": backend,
         "config": config,
     }
-    made = CALLS({name: t for name, t in tensors.items() if t is not None or name == "a_tensor"}, {}, options, current_stream)
+    made = CALLS(tensors, {}, options, current_stream)
     return TupleDict(d_tensor=made.get("d_tensor", d_tensor), c_tensor=made.get("c_tensor", c_tensor))
 
 

@@ -458,14 +458,13 @@ def grouped_gemm_wgrad_wrapper(
         "backend": backend,
         "config": config,
     }
-    given = {name: t for name, t in tensors.items() if t is not None or name in ("a_tensor", "b_tensor")}
     extra = {} if descriptor_workspace is None else {"descriptor_workspace": descriptor_workspace}
-    made = CALLS(given, extra, options, current_stream)
+    made = CALLS(tensors, extra, options, current_stream)
     return TupleDict(wgrad_tensor=made.get("wgrad_tensor", wgrad_tensor))
 
 
 def _outputs(tensors: Arguments, options: Arguments) -> dict[str, Output]:
-    a, b = tensors["a_tensor"], tensors["b_tensor"]
+    a, b = tensors["a_tensor"], tensors.get("b_tensor")
     for name, t, axes in (("a_tensor", a, "(m, T)"), ("b_tensor", b, "(T, n)")):
         if len(getattr(t, "shape", ())) != 2:
             raise ValueError(f"{name}: found shape {tuple(getattr(t, 'shape', ()))}, needs {axes}")

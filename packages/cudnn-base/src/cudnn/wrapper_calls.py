@@ -86,7 +86,10 @@ class WrapperCalls:
             return self._traced(tensors, scalars, options, stream)
         try:
             key = (
-                *[None if t is None else (t.shape, t.stride(), t.dtype, t.get_device()) if type(t) is torch.Tensor else _tensor_key(t) for t in tensors.values()],
+                *[
+                    None if t is None else (t.shape, t.stride(), t.dtype, t.get_device()) if type(t) is torch.Tensor else _tensor_key(t)
+                    for t in tensors.values()
+                ],
                 *options.values(),
             )
             plan = self._plans.get(key)
@@ -124,7 +127,8 @@ class WrapperCalls:
 
     def _plan(self, tensors: Arguments, options: Arguments) -> _Plan:
         checks.require_tensors(
-            self.wrapper.__name__, [(name, one) for name, t in tensors.items() if t is not None for one in (t if isinstance(t, (tuple, list)) else (t,))]
+            self.wrapper.__name__,
+            [(name, one) for name, t in tensors.items() if t is not None or name == "b_tensor" for one in (t if isinstance(t, (tuple, list)) else (t,))],
         )
         outputs = self.outputs(tensors, options)
         device = tensors["a_tensor"].device

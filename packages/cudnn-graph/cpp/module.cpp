@@ -13,10 +13,10 @@
 
 #include "context.hpp"
 #include "descriptor.hpp"
+#include "launcher.hpp"
 #include "library.hpp"
 #include "prepared_plan.hpp"
 
-namespace py = pybind11;
 using namespace cudnn_graph;
 
 namespace {
@@ -145,51 +145,6 @@ py::object get_attribute(const Descriptor& descriptor, int name, int attribute_t
             return get_elements<std::int32_t>(descriptor, name, attribute_type, requested);
     }
 }
-
-// The plan with its uids as Python ints, so that a call looks pointers up in the caller's dict without making objects.
-class BoundPlan {
-  public:
-    BoundPlan(std::shared_ptr<Descriptor> plan, std::vector<Slot> slots, std::int64_t workspace_offset)
-        : prepared_(std::move(plan), std::move(slots), workspace_offset) {
-        for (const Slot& slot : prepared_.slots()) {
-            keys_.push_back(py::int_(slot.uid));
-        }
-    }
-
-    void execute(std::uintptr_t handle, std::uintptr_t context, const py::dict& pointers, std::uintptr_t workspace, const Overrides* overrides) const {
-        std::vector<void*> given(keys_.size(), nullptr);
-        for (std::size_t i = 0; i < keys_.size(); ++i) {
-            PyObject* value = PyDict_GetItemWithError(pointers.ptr(), keys_[i].ptr());
-            if (value == nullptr) {
-                if (PyErr_Occurred() != nullptr) {
-                    throw py::error_already_set();
-                }
-                continue;
-            }
-            if (PyBytes_Check(value)) {
-                // The value of a scalar; the dict keeps the bytes alive during the call.
-                given[i] = PyBytes_AS_STRING(value);
-                continue;
-            }
-            given[i] = PyLong_AsVoidPtr(value);
-            if (given[i] == nullptr && PyErr_Occurred() != nullptr) {
-                throw py::error_already_set();
-            }
-        }
-        py::gil_scoped_release release;
-        prepared_.execute(to_pointer(handle), to_pointer(context), given, to_pointer(workspace), overrides);
-    }
-
-    std::size_t workspace_size(std::uintptr_t handle, std::uintptr_t context, const Overrides& overrides) const {
-        return prepared_.workspace_size(to_pointer(handle), to_pointer(context), overrides);
-    }
-
-    const PreparedPlan& prepared() const { return prepared_; }
-
-  private:
-    const PreparedPlan prepared_;
-    std::vector<py::object> keys_;
-};
 
 // Not a py::object: that would drop its reference after the interpreter is gone.
 PyObject* backend_error_type = nullptr;
@@ -343,7 +298,7 @@ PYBIND11_MODULE(_ext, module) {
         .value("WORKSPACE", Slot::Source::workspace);
     py::class_<Slot>(module, "Slot")
         .def(py::init([](std::int64_t uid, const std::string& name, std::int64_t alignment, Slot::Source source, const py::bytes& host,
-                         std::int64_t source_uid, std::int64_t offset) {
+                         std::int64_t source_uid, std::int64_t offset, bool listed) {
                  Slot slot;
                  slot.uid = uid;
                  slot.name = name;
@@ -352,10 +307,11 @@ PYBIND11_MODULE(_ext, module) {
                  slot.host = host;
                  slot.source_uid = source_uid;
                  slot.offset = offset;
+                 slot.listed = listed;
                  return slot;
              }),
              py::arg("uid"), py::arg("name") = "", py::arg("alignment") = 1, py::arg("source") = Slot::Source::caller, py::arg("host") = py::bytes(),
-             py::arg("source_uid") = 0, py::arg("offset") = 0)
+             py::arg("source_uid") = 0, py::arg("offset") = 0, py::arg("listed") = true)
         .def_readonly("uid", &Slot::uid)
         .def_readonly("name", &Slot::name)
         .def_readonly("alignment", &Slot::alignment)
@@ -369,7 +325,7 @@ PYBIND11_MODULE(_ext, module) {
                  return Overrides{std::move(uids), std::move(shapes), std::move(strides)};
              }),
              py::arg("uids"), py::arg("shapes"), py::arg("strides"));
-    py::class_<BoundPlan>(module, "PreparedPlan", "A finalized execution plan and the sources of its pointers; safe to execute from several threads.")
+    py::class_<BoundPlan, std::shared_ptr<BoundPlan>>(module, "PreparedPlan", "A finalized execution plan and the sources of its pointers; safe to execute from several threads.")
         .def(py::init<std::shared_ptr<Descriptor>, std::vector<Slot>, std::int64_t>(), py::arg("plan"), py::arg("slots"), py::arg("workspace_offset") = 0)
         .def("execute", &BoundPlan::execute, py::arg("handle"), py::arg("context"), py::arg("pointers"), py::arg("workspace") = 0,
              py::arg("overrides") = nullptr,
@@ -383,4 +339,16 @@ PYBIND11_MODULE(_ext, module) {
             }
             return uids;
         });
+    py::class_<Requirement>(module, "Requirement", "What one tensor needs of its buffer.")
+        .def(py::init([](std::int64_t uid, bool by_value, std::int64_t span, std::int64_t span_bytes, std::vector<py::object> dtypes) {
+                 return Requirement{uid, by_value, span, span_bytes, std::move(dtypes)};
+             }),
+             py::arg("uid"), py::arg("by_value"), py::arg("span"), py::arg("span_bytes"), py::arg("dtypes"));
+    py::class_<Launcher>(module, "Launcher", "Runs a plan from a dict of buffers that are all as expected.")
+        .def(py::init<std::shared_ptr<BoundPlan>, py::dict, py::object, std::vector<Requirement>, std::vector<py::object>, py::object, std::int64_t,
+                      std::int64_t>(),
+             py::arg("plan"), py::arg("keys"), py::arg("key_type"), py::arg("requirements"), py::arg("tensor_types"), py::arg("handle_type"),
+             py::arg("ordinal"), py::arg("workspace"))
+        .def("execute", &Launcher::execute, py::arg("buffers"), py::arg("workspace"), py::arg("handle"), py::arg("settle"), py::arg("allocate"),
+             "True when the plan was submitted. False: something is not as expected and nothing was done.");
 }

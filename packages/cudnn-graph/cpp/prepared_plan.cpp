@@ -43,6 +43,9 @@ PreparedPlan::PreparedPlan(std::shared_ptr<Descriptor> plan, std::vector<Slot> s
             throw std::invalid_argument("tensor uid " + std::to_string(slot.uid) + " ('" + slot.name + "') is given twice");
         }
         uids_.push_back(slot.uid);
+        if (slot.listed) {
+            listed_uids_.push_back(slot.uid);
+        }
     }
     alias_source_.resize(slots_.size(), 0);
     for (std::size_t i = 0; i < slots_.size(); ++i) {
@@ -93,9 +96,22 @@ void PreparedPlan::resolve(std::vector<void*>& pointers, void* workspace) const 
     }
 }
 
+void PreparedPlan::drop_unlisted(std::vector<void*>& pointers) const {
+    if (listed_uids_.size() == uids_.size()) {
+        return;
+    }
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+        if (slots_[i].listed) {
+            pointers[kept++] = pointers[i];
+        }
+    }
+    pointers.resize(kept);
+}
+
 void PreparedPlan::fill(Descriptor& pack, const std::vector<void*>& pointers, void* workspace, const Overrides* overrides) const {
-    const auto count = static_cast<std::int64_t>(uids_.size());
-    pack.set(kUniqueIds, kTypeInt64, count, uids_.data());
+    const auto count = static_cast<std::int64_t>(listed_uids_.size());
+    pack.set(kUniqueIds, kTypeInt64, count, listed_uids_.data());
     pack.set(kDataPointers, kTypeVoidPtr, count, pointers.data());
     pack.set(kWorkspace, kTypeVoidPtr, 1, &workspace);
     if (overrides != nullptr) {
@@ -110,6 +126,7 @@ void PreparedPlan::fill(Descriptor& pack, const std::vector<void*>& pointers, vo
 void PreparedPlan::execute(void* handle, void* context, const std::vector<void*>& given, void* workspace, const Overrides* overrides) const {
     std::vector<void*> pointers = given;
     resolve(pointers, workspace);
+    drop_unlisted(pointers);
     void* plan_workspace = workspace == nullptr ? nullptr : static_cast<char*>(workspace) + workspace_offset_;
 
     ContextGuard guard(context);
@@ -125,7 +142,7 @@ std::size_t PreparedPlan::workspace_size(void* handle, void* context, const Over
     }
     ContextGuard guard(context);
     Descriptor pack(kVariantPack);
-    fill(pack, std::vector<void*>(uids_.size(), nullptr), nullptr, &overrides);
+    fill(pack, std::vector<void*>(listed_uids_.size(), nullptr), nullptr, &overrides);
     std::size_t bytes = 0;
     check(library().get_plan_workspace_size(handle, plan_->raw(), pack.raw(), &bytes), "cudnnGetExecutionPlanWorkspaceSize");
     return bytes + static_cast<std::size_t>(workspace_offset_);

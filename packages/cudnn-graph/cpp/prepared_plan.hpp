@@ -30,6 +30,7 @@ struct Slot {
     std::string host;
     std::int64_t source_uid = 0;
     std::int64_t offset = 0;
+    bool listed = true;  // false: the plan has no such tensor; the caller's pointer is only what views of it start from
 };
 
 // Shapes and strides that replace those of the plan in one call.
@@ -75,10 +76,12 @@ class PreparedPlan {
   private:
     void fill(Descriptor& pack, const std::vector<void*>& pointers, void* workspace, const Overrides* overrides) const;
     void resolve(std::vector<void*>& pointers, void* workspace) const;
+    void drop_unlisted(std::vector<void*>& pointers) const;
 
     const std::shared_ptr<Descriptor> plan_;
     std::vector<Slot> slots_;  // sorted by uid
     std::vector<std::int64_t> uids_;
+    std::vector<std::int64_t> listed_uids_;
     std::vector<std::size_t> alias_source_;  // index of the aliased slot
     const std::int64_t workspace_offset_;
 };

@@ -179,7 +179,7 @@ int cudnnBackendFinalize(void* raw) {
     auto* d = static_cast<Descriptor*>(raw);
     if (d->type == kTensor) {
         for (std::int64_t stride : elements<std::int64_t>(*d, 903)) {
-            if (stride <= 0) return fail(2000, "a stride is not positive");
+            if (stride < 0) return fail(2000, "a stride is negative");
         }
     }
     if (d->type == kReduction && elements<std::int32_t>(*d, 1600).at(0) >= 5) return fail(3000, "no such reduction");

@@ -84,14 +84,14 @@ def test_the_messages_of_the_package_name_descriptor_and_attribute(fake_cudnn) -
 from cudnn_graph.descriptors import DescriptorBuilder, backend_error
 from cudnn_graph.lowering.records import Recipe, Ref
 from cudnn_graph.constants import Attr, Desc, Type
-tensors = {7: Recipe("tensor 'x' (uid 7)", Desc.TENSOR, [(Attr.TENSOR_STRIDES, Type.INT64, [4, 0, 1])])}
+tensors = {7: Recipe("tensor 'x' (uid 7)", Desc.TENSOR, [(Attr.TENSOR_STRIDES, Type.INT64, [4, -1, 1])])}
 builder = DescriptorBuilder(tensors, ext.Descriptor, ext.BackendError)
 bad = Recipe("node 'r' (REDUCTION)", Desc.REDUCTION, [(Attr.REDUCTION_OPERATOR, Type.REDUCTION_OPERATOR_TYPE, 6)])
 result = [failure(builder.make, Recipe("node 'p'", Desc.OPERATION_POINTWISE, [(Attr.OPERATION_POINTWISE_XDESC, Type.BACKEND_DESCRIPTOR, Ref(7))])),
           failure(builder.make, bad)]
 """)
     assert result[0][0] == ["RuntimeError", "Exception", "BaseException", "object"]
-    assert result[0][1] == "tensor 'x' (uid 7): cudnnBackendFinalize (TENSOR) returned FAKE_REFUSED (2000): a stride is not positive"
+    assert result[0][1] == "tensor 'x' (uid 7): cudnnBackendFinalize (TENSOR) returned FAKE_REFUSED (2000): a stride is negative"
     assert result[1][0] == ["RuntimeError", "Exception", "BaseException", "object"]
     assert result[1][1] == "node 'r' (REDUCTION): cudnnBackendFinalize (REDUCTION) returned FAKE_REFUSED (3000): no such reduction"
 

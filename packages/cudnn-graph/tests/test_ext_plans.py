@@ -251,11 +251,21 @@ left = g.slice(x, slices=[slice(0, 2), slice(8, 40), slice(16, 64)])
 y = g.matmul(left, b).set_output(True).set_name("y")
 g.build()
 g.execute({"x": 1024, "b": 32, "y": 48}, 64)
-result = [left.uid, x.uid, log()[-1], failure(g.execute, {"b": 32, "y": 48}, 64)]
+other = pygraph()
+other.deserialize(h, g.serialize())
+other.execute({"x": 1024, "b": 32, "y": 48}, 64)
+both = pygraph("w", io_data_type=e.data_type.HALF, intermediate_data_type=e.data_type.FLOAT, compute_data_type=e.data_type.FLOAT, backend="cudnn", handle=h)
+x2 = both.tensor([2, 16, 16], name="x")
+both.matmul(x2, both.transpose(x2, [0, 2, 1])).set_output(True).set_name("y")
+both.build()
+both.execute({"x": 1024, "y": 48}, 64)
+result = [left.uid, x.uid, b.uid, y.uid, log()[-3:], failure(g.execute, {"b": 32, "y": 48}, 64)]
 """)
-    view, source, run, missing = result
-    by_uid = dict(zip(run["uids"], run["pointers"], strict=True))
-    assert by_uid[view] == by_uid[source] + 2 * (8 * 64 + 16)
+    view, source, b, y, (run, again, both), missing = result
+    # The library is not told of a tensor that only views of it use.
+    assert dict(zip(run["uids"], run["pointers"], strict=True)) == {view: 1024 + 2 * (8 * 64 + 16), b: 32, y: 48}
+    assert (again["uids"], again["pointers"]) == (run["uids"], run["pointers"])
+    assert sorted(both["pointers"]) == [48, 1024, 1024]
     assert missing == [["ValueError", "Exception", "BaseException", "object"], f"missing a buffer for tensor uid {source} ('x')"]
 
 

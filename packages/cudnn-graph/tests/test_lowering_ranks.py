@@ -77,7 +77,7 @@ def compare(g: pygraph, *, rank: int | None = TARGET) -> list[Step]:
         torch.testing.assert_close(copies[uid], buffer, rtol=1e-12, atol=1e-12)
     for step in after:
         for value in step.values():
-            assert len(value.dims) == len(value.strides) and all(stride > 0 for stride in value.strides)
+            assert len(value.dims) == len(value.strides) and all(stride > 0 or extent == 1 for extent, stride in zip(value.dims, value.strides, strict=True))
             if rank is not None:
                 assert len(value.dims) == rank, value
     return after
@@ -127,12 +127,35 @@ def test_scalars_fit_every_rank() -> None:
     assert mul.inputs["IN_1"].dims == (1, 1, 1) and mul.inputs["IN_1"].strides == (1, 1, 1)
 
 
-def test_channels_last_pointwise_merges_its_spatial_axes() -> None:
+def test_channels_last_pointwise_becomes_row_major() -> None:
     g = graph()
     x = g.tensor([2, 5, 3, 4], [60, 1, 20, 5])
-    g.add(x, g.tensor([1, 5, 1, 1])).set_output(True)
+    g.relu(g.add(x, g.tensor([1, 5, 1, 1]))).set_output(True)
+    add, relu = compare(g)
+    assert (add.inputs["IN_0"].dims, add.inputs["IN_0"].strides, add.inputs["IN_1"].dims) == ((1, 24, 5), (120, 5, 1), (1, 1, 5))
+    assert relu.inputs["IN_0"].strides == (120, 5, 1)
+    g = graph()
+    g.gen_index(g.tensor([2, 5, 3], [15, 1, 5]), axis=1).set_output(True)
+    (step,) = compare(g)
+    assert step.params["axis"] == 2 and step.outputs["OUT_0"].strides == (15, 5, 1)
+
+
+def test_no_tensor_is_repeated_over_the_first_axis() -> None:
+    g = graph()
+    g.add(g.tensor([4, 3, 5]), g.tensor([1, 1, 5])).set_output(True)
     (add,) = compare(g)
-    assert (add.inputs["IN_0"].dims, add.inputs["IN_0"].strides, add.inputs["IN_1"].dims) == ((2, 5, 12), (60, 1, 5), (1, 5, 1))
+    assert (add.inputs["IN_0"].dims, add.inputs["IN_1"].dims, add.inputs["IN_1"].strides) == ((1, 12, 5), (1, 1, 5), (5, 5, 1))
+    # A value for each row of every batch: no merging, but no step from batch to batch either.
+    g = graph()
+    g.add(g.tensor([4, 3, 5]), g.tensor([1, 3, 1])).set_output(True)
+    (add,) = compare(g)
+    assert (add.inputs["IN_0"].dims, add.inputs["IN_0"].strides) == ((4, 3, 5), (15, 5, 1))
+    assert (add.inputs["IN_1"].dims, add.inputs["IN_1"].strides) == ((1, 3, 1), (0, 1, 1))
+    # With a matmul the batch stays.
+    g = graph()
+    g.add(g.matmul(g.tensor([4, 3, 2]), g.tensor([4, 2, 5])), g.tensor([1, 1, 5])).set_output(True)
+    _, add = compare(g)
+    assert add.inputs["IN_1"].dims == (1, 1, 5) and add.outputs["OUT_0"].dims == (4, 3, 5)
 
 
 @pytest.mark.parametrize("axis, expected", [(0, 0), (1, 1), (-1, 2), (-2, 1)])

@@ -68,13 +68,13 @@ def typed(descriptor: Any) -> dict[int, tuple[int, Any]]:
 
 def test_a_tensor_is_described_completely(operations: Callable) -> None:
     g = graph()
-    x = g.tensor([2, 3, 4], [12, 1, 3], data_type=BF16, uid=77)
+    x = g.tensor([2, 3, 4], [24, 8, 2], data_type=BF16, uid=77)
     y = g.relu(x).set_output(True).set_data_type(FLOAT)
     (relu,) = operations(g)
     assert typed(relu[Attr.OPERATION_POINTWISE_XDESC]) == {
         Attr.TENSOR_DATA_TYPE: (Type.DATA_TYPE, 9),
         Attr.TENSOR_DIMENSIONS: (Type.INT64, [2, 3, 4]),
-        Attr.TENSOR_STRIDES: (Type.INT64, [12, 1, 3]),
+        Attr.TENSOR_STRIDES: (Type.INT64, [24, 8, 2]),
         Attr.TENSOR_UNIQUE_ID: (Type.INT64, 77),
         Attr.TENSOR_BYTE_ALIGNMENT: (Type.INT64, 16),
         Attr.TENSOR_IS_VIRTUAL: (Type.BOOLEAN, False),
@@ -123,8 +123,8 @@ def test_constants_are_part_of_the_descriptor(operations: Callable) -> None:
         lower(g, OLD)
 
 
-ONE = "abs ceil cos exp floor log neg rsqrt sin sqrt tan erf identity reciprocal tanh sigmoid gelu gelu_approx_tanh logical_not".split()
-TWO = "add mul sub div add_square logical_and logical_or bias scale max min mod pow cmp_eq cmp_neq cmp_gt cmp_ge cmp_lt cmp_le".split()
+ONE = "abs ceil cos exp floor log neg rsqrt sin sqrt tan erf identity reciprocal tanh sigmoid gelu gelu_approx_tanh".split()
+TWO = "add mul sub div add_square bias scale max min mod pow cmp_eq cmp_neq cmp_gt cmp_ge cmp_lt cmp_le".split()
 BACKWARD = "tanh_backward sigmoid_backward gelu_backward gelu_approx_tanh_backward".split()
 
 
@@ -197,10 +197,10 @@ def test_parameters_of_activations(operations: Callable, method: str, options: d
 def test_gen_index_and_select(operations: Callable) -> None:
     g = graph()
     x, other = g.tensor([2, 3, 4]), g.tensor([2, 3, 4])
-    mask = g.tensor([2, 3, 4], data_type=BOOL)
+    mask = g.cmp_gt(x, other).set_data_type(BOOL)
     index = g.gen_index(x, axis=1).set_output(True).set_data_type(INT32)
     chosen = g.binary_select(x, other, mask).set_output(True)
-    first, second = operations(g)
+    _, first, second = operations(g)
     assert first[Attr.OPERATION_POINTWISE_PW_DESCRIPTOR].attributes[Attr.POINTWISE_AXIS] == (Type.INT64, 1)
     assert connections(first)[Attr.OPERATION_POINTWISE_YDESC] == index.uid
     assert connections(second) == {
@@ -209,6 +209,68 @@ def test_gen_index_and_select(operations: Callable) -> None:
         Attr.OPERATION_POINTWISE_TDESC: mask.uid,
         Attr.OPERATION_POINTWISE_YDESC: chosen.uid,
     }
+
+
+def outline(made: list[Any]) -> list[tuple]:
+    """(mode, compute type, types of the inputs, (type of the output, virtual)) of pointwise operations."""
+    result = []
+    for op in made:
+        helper = op[Attr.OPERATION_POINTWISE_PW_DESCRIPTOR]
+        ports = (Attr.OPERATION_POINTWISE_XDESC, Attr.OPERATION_POINTWISE_BDESC, Attr.OPERATION_POINTWISE_TDESC)
+        types = [op[port][Attr.TENSOR_DATA_TYPE] for port in ports if port in op.attributes]
+        out = op[Attr.OPERATION_POINTWISE_YDESC]
+        result.append((helper[Attr.POINTWISE_MODE], helper[Attr.POINTWISE_MATH_PREC], types, (out[Attr.TENSOR_DATA_TYPE], out[Attr.TENSOR_IS_VIRTUAL])))
+    return result
+
+
+FP32, FP16, BYTE, BIT = 0, 2, 3, 11
+NEQ, AND, NOT, SELECT, GREATER, IDENTITY, ADD = 301, 400, 402, 601, 302, 21, 0
+
+
+def test_booleans_with_memory_are_bytes(operations: Callable) -> None:
+    def tensors(*dtypes: Any) -> tuple:
+        g = graph()
+        return (g, *(g.tensor([2, 3, 4], data_type=dtype) for dtype in dtypes))
+
+    g, x, y = tensors(HALF, HALF)
+    g.cmp_gt(x, y).set_output(True).set_data_type(BOOL)
+    assert outline(operations(g)) == [(GREATER, FP32, [FP16, FP16], (BYTE, False))]
+    g, a, b = tensors(BOOL, BOOL)
+    g.logical_and(a, b).set_output(True).set_data_type(BOOL)
+    made = operations(g)
+    assert outline(made) == [
+        (NEQ, FP32, [BYTE, FP32], (BIT, True)),
+        (NEQ, FP32, [BYTE, FP32], (BIT, True)),
+        (AND, BIT, [BIT, BIT], (BIT, True)),
+        (IDENTITY, FP32, [BIT], (BYTE, False)),
+    ]
+    zero = made[0][Attr.OPERATION_POINTWISE_BDESC]
+    assert zero is made[1][Attr.OPERATION_POINTWISE_BDESC] and zero[Attr.TENSOR_IS_BY_VALUE] and zero[Attr.TENSOR_DIMENSIONS] == [1, 1, 1]
+    # Inside the graph nothing is converted; a tensor used twice is converted once.
+    g, x, y, a = tensors(HALF, HALF, BOOL)
+    both = g.logical_and(g.cmp_gt(x, y).set_data_type(BOOL), a).set_data_type(BOOL)
+    g.binary_select(x, y, both).set_output(True)
+    g.binary_select(y, x, a).set_output(True)
+    assert outline(operations(g)) == [
+        (GREATER, FP32, [FP16, FP16], (BIT, True)),
+        (NEQ, FP32, [BYTE, FP32], (BIT, True)),
+        (AND, BIT, [BIT, BIT], (BIT, True)),
+        (SELECT, FP32, [FP16, FP16, BIT], (FP16, False)),
+        (SELECT, FP32, [FP16, FP16, BIT], (FP16, False)),
+    ]
+    # Numbers become booleans by comparison with 0.
+    g, x, y = tensors(HALF, HALF)
+    g.add(x, y).set_output(True).set_data_type(BOOL)
+    g.identity(x).set_output(True).set_data_type(BOOL)
+    g.logical_not(x).set_output(True).set_data_type(HALF)
+    assert outline(operations(g)) == [
+        (ADD, FP32, [FP16, FP16], (FP32, True)),
+        (NEQ, FP32, [FP32, FP32], (BYTE, False)),
+        (NEQ, FP32, [FP16, FP32], (BYTE, False)),
+        (NEQ, FP32, [FP16, FP32], (BIT, True)),
+        (NOT, BIT, [BIT], (BIT, True)),
+        (IDENTITY, FP32, [BIT], (FP16, False)),
+    ]
 
 
 @pytest.mark.parametrize("io, compute, expected", [(HALF, None, 0), (e.data_type.INT8, INT32, 4), (DOUBLE, None, 1), (DOUBLE, FLOAT, 0)])
@@ -458,10 +520,10 @@ def test_batchnorm_inference_becomes_pointwise_operations(operations: Callable) 
         assert link is after[Attr.OPERATION_POINTWISE_XDESC] and link[Attr.TENSOR_IS_VIRTUAL] and link[Attr.TENSOR_DATA_TYPE] == 0
         assert uid(link) not in g.tensors
     assert uid(made[0][Attr.OPERATION_POINTWISE_XDESC]) == x.uid and uid(made[-1][Attr.OPERATION_POINTWISE_YDESC]) == y.uid
-    # Channels last: the two spatial axes are one run of memory.
-    assert made[0][Attr.OPERATION_POINTWISE_XDESC][Attr.TENSOR_DIMENSIONS] == [8, 32, 16]
-    assert made[0][Attr.OPERATION_POINTWISE_XDESC][Attr.TENSOR_STRIDES] == [512, 1, 32]
-    assert made[0][Attr.OPERATION_POINTWISE_BDESC][Attr.TENSOR_DIMENSIONS] == [1, 32, 1]
+    # Channels last: everything but the channels is one run of memory.
+    assert made[0][Attr.OPERATION_POINTWISE_XDESC][Attr.TENSOR_DIMENSIONS] == [1, 128, 32]
+    assert made[0][Attr.OPERATION_POINTWISE_XDESC][Attr.TENSOR_STRIDES] == [4096, 32, 1]
+    assert made[0][Attr.OPERATION_POINTWISE_BDESC][Attr.TENSOR_DIMENSIONS] == [1, 1, 32]
 
 
 def test_batchnorm_inference_in_front_of_a_gradient_stays_one_operation(operations: Callable) -> None:

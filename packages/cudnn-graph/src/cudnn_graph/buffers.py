@@ -124,6 +124,15 @@ class BufferTable:
             return key.__index__()
         raise ValueError(f"variant pack: a key is a graph tensor, a name or a uid, got {type(key).__name__}")
 
+    def positions(self) -> dict[Any, int]:
+        """Every key a caller may use for a tensor that needs a buffer (the tensor, its uid, its name where only one has it) -> index in ``specs``."""
+        result: dict[Any, int] = {}
+        for index, spec in enumerate(self.specs):
+            result[spec.tensor] = result[spec.uid] = index
+            if len(self._names[spec.name]) == 1:
+                result[spec.name] = index
+        return result
+
     def reject(self, uid: int) -> ValueError:
         """The error for a uid in the variant pack that takes no buffer."""
         tensor = self._tensors.get(uid)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudnn_graph.buffers import CPU, BufferTable, missing_buffer
 from cudnn_graph.engines.base import CompiledPlan, ExecutionContext
-from cudnn_graph.handle import Handle, default_handle, set_stream, to_backend_handle
+from cudnn_graph.handle import Handle, current_handle, to_backend_handle
 from cudnn_graph.tensor import Tensor, check_dim, check_stride
 
 if TYPE_CHECKING:
@@ -44,6 +44,16 @@ class ExecutionMethods:
         """
         if self._chosen is None:
             self._build_for_execute()
+        launcher = self._launcher
+        if launcher is not None and tensor_uids is None and override_uids is None and override_shapes is None and override_strides is None:
+            try:
+                if launcher.execute(tensor_dict, workspace, self._context.handle if handle is None else handle, current_handle, _torch_workspace):
+                    return
+            except RuntimeError as error:
+                shown = self._plans[self._chosen].explain(error)
+                if shown is error:
+                    raise
+                raise shown from error
         self._run(self._chosen, tensor_dict, workspace, handle, override_uids, override_shapes, override_strides, tensor_uids)
 
     def execute_plan_at_index(
@@ -139,12 +149,7 @@ class ExecutionMethods:
         if handle is None:
             handle = self._context.handle
         if handle is None:
-            handle = default_handle(device)
-            torch = sys.modules.get("torch")
-            stream = 0
-            if torch is not None and torch.cuda.is_initialized():
-                stream = torch.cuda.current_stream(handle.ordinal).cuda_stream
-            set_stream(handle, stream)
+            handle = current_handle(device)
         elif handle.__class__ is not Handle:
             to_backend_handle(handle)
         elif device is not None and handle.ordinal is not None and handle.ordinal != device:
@@ -154,6 +159,10 @@ class ExecutionMethods:
             if size:
                 workspace = _torch_workspace(size, handle)
         plan.execute(pack, ExecutionContext(handle, handle._stream, workspace, override))
+        knows_torch = "torch" in sys.modules
+        if (self._launcher is None or knows_torch != self._launcher_knows_torch) and self._chosen is not None and plan is self._plans[self._chosen]:
+            self._launcher = plan.launcher(self._table)
+            self._launcher_knows_torch = knows_torch
 
     def _refuse_silent_reference(self: pygraph, index: int, device: int) -> None:
         """CUDA tensors run on the reference engine only when that was asked for."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -180,6 +181,26 @@ def default_handle(ordinal: int | None = None) -> Handle:
             handle = _create(ordinal)
         handles[ordinal] = handle
     return handle
+
+
+def current_handle(ordinal: int | None = None) -> Handle:
+    """The calling thread's handle for a device, set to torch's current stream there, or to the default stream where torch has not been used on CUDA."""
+    handle = default_handle(ordinal)
+    stream = _torch_stream(handle._ordinal)
+    if stream != handle._stream:
+        set_stream(handle, stream)
+    return handle
+
+
+def _torch_stream(ordinal: int | None) -> int:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return 0
+    # The public call builds a stream object, which costs ten times this one. Compiled graphs of torch use it as well.
+    query = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if query is not None and ordinal is not None:
+        return query(ordinal)
+    return torch.cuda.current_stream(ordinal).cuda_stream
 
 
 def destroy_default_handles() -> None:

@@ -52,6 +52,9 @@ class PlanningMethods:
         self._chosen: int | None = None
         self._pinned: int | None = None
         self._cpu_plan: CompiledPlan | None = None
+        # Executes the chosen plan in one step; made by its first run.
+        self._launcher: Any = None
+        self._launcher_knows_torch = False
         self._table: BufferTable
         self._used_uids: set[int] = set()
         self._lock = threading.RLock()
@@ -314,6 +317,7 @@ class PlanningMethods:
             self._refuse_barred(index)
             self._pinned = index.__index__()
             self._chosen = self._pinned if self._plans[index] is not None else None
+            self._launcher = None
 
     def create_execution_plan(self: pygraph, engine_id: int, knobs: Mapping[knob_type, int] | None = None) -> None:
         """Add the plan of an explicit engine and knobs at the end of the list. It is the plan to execute when no other was asked for.

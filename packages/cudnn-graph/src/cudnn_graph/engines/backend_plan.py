@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,8 +18,10 @@ from cudnn_graph.enums import behavior_note, data_type, numerical_note
 from cudnn_graph.errors import cudnnGraphNotSupportedError
 from cudnn_graph.handle import Handle, default_handle
 from cudnn_graph.lowering.scalars import scalar_bytes
+from cudnn_graph.tensor import Tensor
 
 if TYPE_CHECKING:
+    from cudnn_graph.buffers import BufferTable
     from cudnn_graph.engines.backend import BackendEngine
     from cudnn_graph.lowering.records import LoweredGraph
 
@@ -27,7 +30,10 @@ WORKSPACE_QUERY_SINCE = 92300
 
 
 class SlotSpec(NamedTuple):
-    """Where the address of one tensor of a plan comes from: the caller, a host value (``scalar``), or another tensor plus an offset in bytes."""
+    """Where the address of one tensor of a plan comes from: the caller, a host value (``scalar``), or another tensor plus an offset in bytes.
+
+    ``listed`` is False for a tensor that the library does not know: only views of it are in the plan.
+    """
 
     uid: int
     name: str
@@ -37,6 +43,7 @@ class SlotSpec(NamedTuple):
     scalar: int | float | None
     source_uid: int | None
     offset: int
+    listed: bool = True
 
 
 def slots_of(lowered: LoweredGraph) -> list[SlotSpec]:
@@ -51,6 +58,7 @@ def slots_of(lowered: LoweredGraph) -> list[SlotSpec]:
             value.scalar,
             None if value.alias is None else value.alias.source.uid,
             0 if value.alias is None else value.alias.offset,
+            value.uid in lowered.values,
         )
         for value in lowered.buffers()
     ]
@@ -85,7 +93,7 @@ class BackendPlan(CompiledPlan):
             elif slot.scalar is not None:
                 source = ext.Source.HOST
                 host = scalar_bytes(slot.scalar, data_type[slot.dtype], slot.name)
-            slots.append(ext.Slot(slot.uid, slot.name, slot.alignment, source, host, slot.source_uid or 0, slot.offset))
+            slots.append(ext.Slot(slot.uid, slot.name, slot.alignment, source, host, slot.source_uid or 0, slot.offset, slot.listed))
         return ext.PreparedPlan(plan, slots)
 
     def get_workspace_size(self, override: Mapping[int, tuple] | None = None) -> int:
@@ -137,7 +145,25 @@ class BackendPlan(CompiledPlan):
             else:
                 prepared.execute(address, handle.context, pointers, workspace, _overrides(ext, ctx.override))
         except ext.BackendError as error:
-            raise RuntimeError(f"executing plan '{self._config.name}' failed: {error}") from error
+            raise self.explain(error) from error
+
+    def explain(self, error: RuntimeError) -> RuntimeError:
+        """A failed call of the library, with the plan's name."""
+        if not isinstance(error, library.loaded().BackendError):
+            return error
+        return RuntimeError(f"executing plan '{self._config.name}' failed: {error}")
+
+    def launcher(self, table: BufferTable) -> Any:
+        """The one-step way, unless the device is unknown or framework tensors are bound to the graph."""
+        if self._ordinal is None or table.bound:
+            return None
+        ext = library.loaded()
+        torch = sys.modules.get("torch")
+        needs = [
+            ext.Requirement(spec.uid, spec.by_value, spec.span, spec.span_bytes, [] if torch is None else list(spec.torch_dtypes())) for spec in table.specs
+        ]
+        types = [] if torch is None else [torch.Tensor, torch.nn.Parameter]
+        return ext.Launcher(self._prepared, table.positions(), Tensor, needs, types, Handle, self._ordinal, self._workspace)
 
     def _workspace_address(self, workspace: Any) -> int:
         if workspace is None:

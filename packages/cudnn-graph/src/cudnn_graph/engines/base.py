@@ -100,6 +100,18 @@ class CompiledPlan(ABC):
         """Run once. ``variant_pack`` maps the uid of every tensor that needs a buffer to what the caller gave: a DLPack object, an int address,
         or (pass-by-value) a Python number or host tensor. The graph has checked that none is missing. Values of ``tensor_scalar`` are not in it."""
 
+    def launcher(self, table: Any) -> Any:
+        """Something that executes the plan from the caller's dictionary in one step, where the plan can; None: it cannot.
+
+        ``table`` is the graph's :class:`~cudnn_graph.buffers.BufferTable`. The result has ``execute(buffers, workspace, handle, settle, allocate)``,
+        which returns False, with nothing done, unless everything is exactly as expected; the graph then takes the way that explains errors.
+        """
+        return None
+
+    def explain(self, error: RuntimeError) -> RuntimeError:
+        """The error to show for one that came out of the launcher: itself, or another one raised from it."""
+        return error
+
     def serialize(self) -> Any:
         """JSON-serialisable description from which :meth:`Engine.load_plan` rebuilds the plan. NotImplementedError: it cannot be stored."""
         raise NotImplementedError(f"{type(self).__name__} cannot be serialized")

@@ -3,6 +3,9 @@
 """IR nodes -> steps: one step per node, except where the library has no operation, or a worse one, for the node.
 
 - ``batchnorm_inference`` is only accepted in front of a batchnorm gradient; elsewhere it becomes subtract, multiply, multiply, add.
+- A BOOLEAN tensor with memory has one byte an element, as torch's has; the library packs eight elements of its BOOLEAN into a byte, and has byte-sized ones
+  from 9.25 on only. Such tensors are INT8 for the library, with 0 and 1 in them; inside the graph they become its BOOLEAN where an operation needs that.
+- Logical operations compute in BOOLEAN whatever the graph computes in: the library takes no other type.
 - ``slice`` and ``transpose`` exist from 9.22 on; below that a slice or transpose of a graph input becomes a view: the same memory with an offset and other strides.
 """
 
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 VIEW_OPERATIONS_SINCE = 92200
 CONSTANTS_SINCE = 92200
 RAGGED_MULTIPLIER_SINCE = 92400
+# 9.19 refuses boundaries, and several groups for one expert, as bad parameters.
+MOE_BOUNDARIES_SINCE = 92200
 
 # Oldest library with the operation, for messages; the node types left out work with every version 9.
 SINCE: dict[NodeType, int] = {
@@ -55,6 +60,8 @@ class Expansion:
         self.steps: list[Step] = []
         self._graph = graph
         self._values: dict[int, Value] = {}
+        self._booleans: dict[int, Value] = {}
+        self._zero: Value | None = None
         self._free_uids = count(max(graph.tensors, default=0) + 1)
 
     def run(self) -> list[Step]:
@@ -96,7 +103,7 @@ class Expansion:
             tensor.name,
             tensor.dim,
             tensor.stride,
-            dtype,
+            data_type.INT8 if dtype is data_type.BOOLEAN and not tensor.is_virtual else dtype,
             is_virtual=tensor.is_virtual,
             is_by_value=by_value,
             alignment=alignment_of(tensor.dim, dtype),
@@ -121,7 +128,49 @@ class Expansion:
         inputs = {"IN_0": first} if second is None else {"IN_0": first, "IN_1": second}
         self.steps.append(Step(label, NodeType.POINTWISE, compute, inputs, {"OUT_0": output}, {"mode": op}))
 
+    def is_true(self, label: str, compute: data_type, value: Value, output: Value) -> None:
+        """Append the step output = (value != 0)."""
+        if self._zero is None:
+            self._zero = Value(
+                next(self._free_uids), "zero", (1,), (1,), data_type.FLOAT, is_by_value=True, alignment=alignment_of((1,), data_type.FLOAT), scalar=0.0
+            )
+        # BOOLEAN is no type to compare numbers in.
+        self.pointwise(label, "cmp_neq", data_type.FLOAT if compute is data_type.BOOLEAN else compute, value, self._zero, output)
+
+    def as_boolean(self, label: str, value: Value) -> Value:
+        """The value as the library's BOOLEAN: itself, or whether it differs from 0."""
+        if value.dtype is data_type.BOOLEAN:
+            return value
+        found = self._booleans.get(value.uid)
+        if found is None:
+            found = self._booleans[value.uid] = self.intermediate(f"{label}.boolean", value, data_type.BOOLEAN)
+            self.is_true(f"{label}.boolean", data_type.DOUBLE if value.dtype is data_type.DOUBLE else data_type.FLOAT, value, found)
+        return found
+
     # Nodes.
+
+    def _pointwise(self, node: Node) -> None:
+        mode = node.params["mode"]
+        compute = self.compute(node)
+        inputs = {port: self.value(tensor) for port, tensor in node.inputs.items()}
+        output = self.value(node.outputs["OUT_0"])
+        if mode.startswith("logical_"):
+            inputs = {port: self.as_boolean(f"{node.name}.{port.lower()}", value) for port, value in inputs.items()}
+            result = output if output.dtype is data_type.BOOLEAN else self.intermediate(f"{node.name}.boolean", output, data_type.BOOLEAN)
+            self.steps.append(Step(node.name, node.node_type, data_type.BOOLEAN, inputs, {"OUT_0": result}, node.params))
+            if result is not output:
+                self.pointwise(f"{node.name}.number", "identity", data_type.FLOAT, result, None, output)
+            return
+        if mode == "binary_select":
+            inputs["IN_2"] = self.as_boolean(f"{node.name}.mask", inputs["IN_2"])
+        if node.outputs["OUT_0"].data_type is not data_type.BOOLEAN or mode.startswith("cmp_"):
+            self.steps.append(Step(node.name, node.node_type, compute, inputs, {"OUT_0": output}, node.params))
+        elif mode == "identity":
+            self.is_true(node.name, compute, inputs["IN_0"], output)
+        else:
+            result = self.intermediate(f"{node.name}.number", output, data_type.FLOAT if compute is data_type.BOOLEAN else compute)
+            self.steps.append(Step(node.name, node.node_type, compute, inputs, {"OUT_0": result}, node.params))
+            self.is_true(f"{node.name}.boolean", compute, result, output)
 
     def _one_step(self, node: Node) -> None:
         inputs = {port: self.value(tensor) for port, tensor in node.inputs.items()}
@@ -202,7 +251,18 @@ class Expansion:
     def _moe(self, node: Node) -> None:
         if "TOP_K_SCORES" in node.inputs or node.params["mode"].name == "COMBINE":
             raise cudnnGraphNotSupportedError(f"node '{node.name}' ({node.op}): cuDNN has no COMBINE mode and takes no top_k_scores")
+        offsets, experts = node.inputs["FIRST_TOKEN_OFFSET"], node.inputs["WEIGHT"].dim[0]
+        if offsets.dim[0] != experts:
+            require_version(
+                self.version,
+                MOE_BOUNDARIES_SINCE,
+                f"node '{node.name}' ({node.op}): first_token_offset {describe(offsets)} with anything but one start for each of {experts} experts",
+            )
         self._one_step(node)
+        step = self.steps[-1]
+        for port in ("TOKEN_INDEX", "TOKEN_KS"):
+            if port in step.inputs:
+                step.inputs[port].line_up(1, 3)
 
     def _quantize(self, node: Node) -> None:
         if "GROUP_OFFSET" in node.inputs:
@@ -221,6 +281,7 @@ def alignment_of(dims: tuple[int, ...], dtype: data_type) -> int:
 
 
 _EXPANDERS: dict[Any, Callable[[Expansion, Node], None]] = {
+    NodeType.POINTWISE: Expansion._pointwise,
     NodeType.BATCHNORM_INFERENCE: Expansion._batchnorm_inference,
     NodeType.SLICE: Expansion._slice,
     NodeType.TRANSPOSE: Expansion._transpose,

@@ -3,8 +3,11 @@
 """Brings the tensors of a graph to ranks that libcudnn's engines take.
 
 1. All operands of pointwise, matmul and reduction steps get one rank: missing leading axes are added, superfluous ones of single-element tensors dropped.
-2. Graphs made of such steps alone are brought to rank 3, the one every fusion engine takes: leading axes are added, axes of extent 1 dropped, and
+2. Axes of graphs of pointwise steps alone are put in the order in which they lie in memory: without a matmul the library takes row-major tensors only.
+3. Graphs made of such steps alone are brought to rank 3, the one every fusion engine takes: leading axes are added, axes of extent 1 dropped, and
    neighbouring axes merged where they are contiguous in every tensor. When that does not reach rank 3 the graph stays as it is.
+4. In graphs of pointwise steps alone no tensor is to be repeated over the first of three axes: cuDNN 9.19 steps through it by its stride there although
+   its extent is 1. The first two axes are merged where they can be; else the stride of such a tensor becomes 0.
 
 Only dims and strides of values change, and the axis of gen_index; memory is addressed exactly as before.
 """
@@ -34,9 +37,62 @@ def normalize_ranks(steps: Sequence[Step]) -> list[Step]:
         _set_rank(value, rank)
     steps = [_shift_axis(step, shifts[id(step.outputs["OUT_0"])]) if _is_gen_index(step) else step for step in steps]
     # A ragged offset counts along the axes as they are.
-    if all(step.kind in _ALIGNED for step in steps) and rank != TARGET and not any(value.ragged_offset is not None for value in touched):
+    if not all(step.kind in _ALIGNED for step in steps) or any(value.ragged_offset is not None for value in touched):
+        return steps
+    only_pointwise = all(step.kind is NodeType.POINTWISE for step in steps)
+    if only_pointwise:
+        steps = _to_memory_order(steps, touched, rank)
+    if rank != TARGET:
         steps = _to_target(steps, touched, rank)
+    if only_pointwise and len(touched[0].dims) == TARGET:
+        steps = _without_batch_broadcast(steps, touched)
     return steps
+
+
+def _to_memory_order(steps: list[Step], values: list[Value], rank: int) -> list[Step]:
+    """Axes sorted by the strides of the largest tensor with memory, outermost first."""
+    outputs = {id(value) for step in steps for value in step.outputs.values()}
+    stored = [value for value in values if not value.is_virtual and not value.is_by_value]
+    if not stored:
+        return steps
+    leader = max(stored, key=lambda value: (value.numel, id(value) in outputs))
+    # Where the extent is 1 the stride says nothing: such axes keep their place before the next one that counts.
+    keys = [0] * rank
+    following = 0
+    for axis in range(rank - 1, -1, -1):
+        if leader.dims[axis] > 1:
+            following = leader.strides[axis]
+        keys[axis] = following
+    order = sorted(range(rank), key=lambda axis: -keys[axis])
+    if order == list(range(rank)):
+        return steps
+    for value in values:
+        value.dims = tuple(value.dims[axis] for axis in order)
+        value.strides = row_major(value.dims) if value.is_virtual else tuple(value.strides[axis] for axis in order)
+    return _rename_axes(steps, {axis: position for position, axis in enumerate(order)}, rank)
+
+
+def _without_batch_broadcast(steps: list[Step], values: list[Value]) -> list[Step]:
+    batch = max(value.dims[0] for value in values)
+    repeated = [value for value in values if value.dims[0] == 1 and not value.is_virtual and not value.is_by_value]
+    if batch == 1 or not repeated:
+        return steps
+    extents = [max(value.dims[axis] for value in values) for axis in range(TARGET)]
+    if not any(_is_gen_index(step) for step in steps) and all(_contiguous(value, [0], [1], extents) for value in values):
+        for value in values:
+            outer, rows, columns = value.dims
+            value.dims = (1, outer * rows, columns)
+            row = value.strides[1] if rows > 1 else value.strides[0]
+            value.strides = row_major(value.dims) if value.is_virtual else (value.dims[1] * row, row, value.strides[2])
+        return steps
+    for value in repeated:
+        value.strides = (0, *value.strides[1:])
+    return steps
+
+
+def _rename_axes(steps: list[Step], position: dict[int, int], rank: int) -> list[Step]:
+    """The steps with the axis parameter of gen_index moved from each key to its value."""
+    return [step._replace(params={**step.params, "axis": position[step.params.get("axis", -1) % rank]}) if _is_gen_index(step) else step for step in steps]
 
 
 def _unique(values: Iterable[Value]) -> list[Value]:
@@ -85,14 +141,7 @@ def _to_target(steps: list[Step], values: list[Value], rank: int) -> list[Step]:
             strides.append(value.strides[inner[-1] if inner else group[-1]])
         value.dims = tuple(dims)
         value.strides = row_major(dims) if value.is_virtual else tuple(strides)
-    position = {axis: index for index, group in enumerate(groups) for axis in group}
-    moved = []
-    for step in steps:
-        if _is_gen_index(step):
-            axis = step.params.get("axis", -1) % rank
-            step = step._replace(params={**step.params, "axis": position[axis]})
-        moved.append(step)
-    return moved
+    return _rename_axes(steps, {axis: index for index, group in enumerate(groups) for axis in group}, rank)
 
 
 def _grouping(steps: Sequence[Step], values: Sequence[Value], rank: int) -> list[list[int]] | None:

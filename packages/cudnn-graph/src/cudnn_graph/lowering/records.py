@@ -79,6 +79,15 @@ class Value:
     def numel(self) -> int:
         return prod(self.dims)
 
+    def line_up(self, axis: int, rank: int) -> None:
+        """Describe a tensor with one axis longer than 1 as one of ``rank`` axes of which ``axis`` is that one; the memory stays the same."""
+        long = [index for index, extent in enumerate(self.dims) if extent > 1]
+        if len(long) > 1:
+            return
+        extent, step = (self.dims[long[0]], self.strides[long[0]]) if long else (1, 1)
+        self.dims = tuple(extent if index == axis else 1 for index in range(rank))
+        self.strides = tuple(step if index >= axis else step * extent for index in range(rank))
+
     def __repr__(self) -> str:
         return f"Value({self.uid}, {self.name!r}, {list(self.dims)}, {list(self.strides)}, {self.dtype.name})"
 

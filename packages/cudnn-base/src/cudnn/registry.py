@@ -170,6 +170,9 @@ def is_namespace(path: str) -> bool:
 def require_namespace(path: str) -> None:
     """Raise KernelUnavailableError where every distribution that fills a namespace is missing or unusable, so that importing it says what to install."""
     owners = sorted(set(NAMES.get(path, {}).values()))
+    if any(owner not in owners for other, names in NAMES.items() if other.startswith(f"{path}.") for owner in names.values()):
+        # Others have namespaces below this one: it is there whoever is missing, and its own names say what to install.
+        return
     if path in _STANDING or not owners or any(path in status.targets() for status in _discovery.others() if status.state == "ok"):
         return
     failures = []

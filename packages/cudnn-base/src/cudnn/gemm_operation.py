@@ -282,18 +282,18 @@ class GemmOperation(APIBase):
         if torch.compiler.is_compiling() or (type(a) is not torch.Tensor and type(a) is not torch.nn.Parameter):
             self._run_other(tensors, scalars, stream, workspace)
             return
-        # A call like an earlier one. The kernel itself compares dtypes, devices and the outputs' extents; where it refuses, the long way below says why in this operation's words.
-        count = self._operands
+        # A call like an earlier one. The kernel itself compares dtypes, devices and all extents with A's and B's; where it refuses, the checks below say why in this operation's words.
         try:
-            known = (a.get_device(), *[(t.shape, t.stride()) for t in tensors[:count]], *[t.stride() for t in tensors[count:]])
+            known = (a.get_device(), a.shape, tensors[1].shape, *map(torch.Tensor.stride, tensors))
             launch = self._known.get(known)
         except (AttributeError, RuntimeError, TypeError):
             known = launch = None
         if launch is not None and state.active is None and known[0] == torch._C._cuda_getDevice():
             addresses = 0
-            for i in self._layout.matrices:
-                addresses |= tensors[i].data_ptr()
+            for address in map(torch.Tensor.data_ptr, tensors):
+                addresses |= address
             if not addresses & 15:
+                count = self._operands
                 handle = torch._C._cuda_getCurrentRawStream(known[0]) if stream is None else launch_handle(stream, "torch", known[0])
                 try:
                     launch.kernel(tensors[:count], tensors[count:], scalars, launch.clusters, handle)

@@ -15,13 +15,16 @@ FEATURES = 8  # rows of 16-bit elements have to be multiples of 16 bytes
 
 
 def as_operand(t: torch.Tensor) -> torch.Tensor:
-    """``t`` (rows, columns) if the copy engine can step through it as it is, else a row-major copy: one axis contiguous, the other in steps of 16 bytes, from an address on 16 bytes."""
+    """``t`` (rows, columns) if the copy engine can step through it as it is, else a copy: one axis contiguous, the other in steps of 16 bytes, from an address on 16 bytes."""
     unit = 16 // t.itemsize
     for inner, outer in ((1, 0), (0, 1)):
         step, pitch = t.stride(inner), t.stride(outer)
         if (step == 1 or t.shape[inner] == 1) and (t.shape[outer] <= 1 or (pitch % unit == 0 and pitch >= t.shape[inner])) and t.data_ptr() % 16 == 0:
             return t
-    return t.contiguous()
+    if t.shape[1] % unit and t.shape[0] % unit == 0:
+        return t.t().contiguous().t()
+    line = -(-t.shape[1] // unit) * unit
+    return t.new_empty(t.shape[0], line)[:, : t.shape[1]].copy_(t)
 
 
 def product(a: torch.Tensor, b: torch.Tensor, *, alpha: float = 1.0, addend: torch.Tensor | None = None) -> torch.Tensor:

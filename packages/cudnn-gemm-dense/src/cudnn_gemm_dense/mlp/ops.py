@@ -60,7 +60,7 @@ def situ_mlp(x: Tensor, Wg: Tensor, Wu: Tensor, Wd: Tensor, *, beta: float = 4.0
     for name, value in (("beta", beta), ("linear_beta", linear_beta)):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TypeError(f"situ_mlp: {name} is a {type(value).__name__}, needs an int or a float")
-        if not math.isfinite(value) or value <= 0:
+        if not 0 < value < math.inf:
             raise ValueError(f"situ_mlp: {name} is {value}, needs a positive finite number")
     return _mlp("situ_mlp", x, Wg, Wu, Wd, "situ", (float(beta), float(linear_beta)))
 

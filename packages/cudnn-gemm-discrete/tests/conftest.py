@@ -1,0 +1,17 @@
+"""A fresh seed for every test, printed with a failure; PYTEST_SEED=N repeats one."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def seed() -> int:
+    import torch
+
+    value = int(os.environ.get("PYTEST_SEED") or int.from_bytes(os.urandom(4), "little"))
+    print(f"PYTEST_SEED={value}")
+    torch.manual_seed(value)
+    return value

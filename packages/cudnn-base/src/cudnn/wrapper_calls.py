@@ -39,9 +39,14 @@ def describe(output: Output, name: str, device: Any) -> TensorDesc:
     return TensorDesc(output.dtype, output.shape, output.stride, order, device, name=name)
 
 
-class _Plan(NamedTuple):
-    op: GemmOperation
-    outputs: tuple[tuple[str, Output], ...]
+class _Plan:
+    """What a wrapper's call comes to. ``repeat`` launches it on the current stream without looking at anything again; None until a first call has been through the checks."""
+
+    __slots__ = ("op", "outputs", "repeat")
+
+    def __init__(self, op: GemmOperation, outputs: tuple[tuple[str, Output], ...]) -> None:
+        self.op, self.outputs = op, outputs
+        self.repeat: Callable[[Arguments, Arguments, Arguments], bool] | None = None
 
 
 class WrapperCalls:
@@ -108,7 +113,11 @@ class WrapperCalls:
                 t = made[name] = torch.empty_strided(shape, stride, dtype=dtype, device=device)
                 if fill is not None:
                     t.fill_(fill)
+            if plan.repeat is not None and plan.repeat(tensors, made, scalars):
+                return made
             plan.op.execute(**tensors, **made, **scalars, current_stream=None)
+            if key is not None and plan.repeat is None:
+                plan.repeat = plan.op.repeated({**tensors, **made})
             return made
         with torch.cuda.stream(stream):
             made = {name: _allocate(output, device) for name, output in plan.outputs}

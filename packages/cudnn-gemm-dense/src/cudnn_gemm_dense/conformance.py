@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from cudnn.cutedsl.transpose import pitch
 from cudnn.reference import full_float32, matmul
+from cudnn.workspace import ws_align
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
@@ -22,6 +24,39 @@ def random_compact(shape: tuple[int, int, int], major: int, dtype: torch.dtype, 
     """Normally distributed values in a compact layout."""
     t = torch.empty_strided(shape, compact_stride(shape, major), dtype=dtype, device=device)
     return t.copy_(torch.randn(shape, device=device) * scale)
+
+
+def tf32(t: torch.Tensor) -> torch.Tensor:
+    """``t`` (float32) without the 13 bits that the matrix units drop, in place: values whose products are exact, so that only sums are left to compare."""
+    t.view(torch.int32).bitwise_and_(~0x1FFF)
+    return t
+
+
+def torch_matmul(a: torch.Tensor, b: torch.Tensor, *, wide: bool, acc_dtype: str = "float32") -> torch.Tensor:
+    """A Bᵀ (M, N, L) by torch's matmul in the working dtype: fp8 as the next wider one, float32 as TF32 on a GPU. ``wide``: with float32 results. Sums in ``acc_dtype``."""
+    half = acc_dtype == "float16"
+    if a.dtype.itemsize == 1 or half:
+        a, b = (t.to(torch.float16 if half else torch.bfloat16) for t in (a, b))
+    left, right = a.permute(2, 0, 1), b.permute(2, 1, 0)
+    if not a.is_cuda:
+        with full_float32():
+            return (torch.matmul(left.float(), right.float()) if wide else torch.matmul(left, right)).permute(1, 2, 0)
+    settings = torch.backends.cuda.matmul
+    before = settings.allow_fp16_accumulation, settings.fp32_precision
+    try:
+        settings.allow_fp16_accumulation, settings.fp32_precision = half, "tf32"
+        s = torch.bmm(left, right, out_dtype=torch.float32) if wide and a.dtype != torch.float32 else torch.matmul(left, right)
+    finally:
+        settings.allow_fp16_accumulation, settings.fp32_precision = before
+    return s.permute(1, 2, 0)
+
+
+def copies_bytes(dtype: torch.dtype, a_major: str, b_rows: tuple[int, ...], b_major: str, m: int, k: int, batches: int) -> int:
+    """Bytes of the copies of operands that the matrix units cannot read as they are."""
+    if dtype.itemsize == 2:
+        return 0
+    rows = ((m,) if a_major != "k" else ()) + (b_rows if b_major != "k" else ())
+    return sum(ws_align(r * pitch(k, 8 * dtype.itemsize) * dtype.itemsize * batches) for r in rows)
 
 
 class DenseHooks:
@@ -49,7 +84,10 @@ class DenseHooks:
         """A, and B scaled so that the product is of unit size."""
         a = random_compact((m, k, batches), int(self.a_major == "k"), self.dtype, self.device)
         b = random_compact((n, k, batches), int(self.b_major == "k"), self.dtype, self.device, max(k, 1) ** -0.5)
-        return {"a_tensor": a, "b_tensor": b}
+        return {"a_tensor": a, "b_tensor": b} if self.dtype != torch.float32 else {"a_tensor": tf32(a), "b_tensor": tf32(b)}
+
+    def scratch_bytes(self, m: int, n: int, k: int, batches: int) -> int:
+        return 0 if self.device == "cpu" else copies_bytes(self.dtype, self.a_major, (n,), self.b_major, m, k, batches)
 
     @property
     def compute(self) -> torch.dtype:
@@ -62,15 +100,4 @@ class DenseHooks:
 
     def torch_product(self, inputs: Mapping[str, Any], wide: bool = False) -> torch.Tensor:
         """alpha * A Bᵀ by torch's matmul in the working dtype, with float32 results where ``wide``; in float32."""
-        a, b = inputs["a_tensor"].detach(), inputs["b_tensor"].detach()
-        if a.dtype.itemsize == 1:
-            a, b = a.to(torch.bfloat16), b.to(torch.bfloat16)
-        left, right = a.permute(2, 0, 1), b.permute(2, 1, 0)
-        with full_float32():
-            if not wide:
-                s = torch.matmul(left, right)
-            elif a.is_cuda:
-                s = torch.bmm(left, right, out_dtype=torch.float32)
-            else:
-                s = torch.matmul(left.float(), right.float())
-        return s.permute(1, 2, 0).float() * self.alpha
+        return torch_matmul(inputs["a_tensor"].detach(), inputs["b_tensor"].detach(), wide=wide).float() * self.alpha

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from cudnn.reference import full_float32, split_gate_up, swiglu
+from cudnn.reference import split_gate_up, swiglu
 from cudnn.tuple_dict import TupleDict
-from cudnn_gemm_dense.conformance import Layout, compact_stride, random_compact
+from cudnn_gemm_dense.conformance import Layout, compact_stride, copies_bytes, random_compact, tf32, torch_matmul
 from cudnn_gemm_dense.swiglu.api import GemmSwiglu, gemm_swiglu_wrapper
 from cudnn_gemm_dense.swiglu.reference import gemm_swiglu_reference
 
@@ -42,7 +42,13 @@ class SwigluHooks:
             for rows in ((n // 2, n // 2) if self.glu_layout == "separate" else (n,))
         ]
         a = random_compact((m, k, batches), int(self.a_major == "k"), self.dtype, self.device)
+        if self.dtype == torch.float32:
+            a, b = tf32(a), [tf32(half) for half in b]
         return {"a_tensor": a, "b_tensor": tuple(b) if len(b) == 2 else b[0]}
+
+    def scratch_bytes(self, m: int, n: int, k: int, batches: int) -> int:
+        halves = (n // 2, n // 2) if self.glu_layout == "separate" else (n,)
+        return 0 if self.device == "cpu" else copies_bytes(self.dtype, self.a_major, halves, self.b_major, m, k, batches)
 
     def output_layouts(self, m: int, n: int, k: int, batches: int) -> dict[str, Layout]:
         shapes = {"ab12_tensor": ((m, n, batches), self.ab12_dtype), "c_tensor": ((m, n // 2, batches), self.c_dtype)}
@@ -65,17 +71,10 @@ class SwigluHooks:
     def baseline(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """torch's matmul in the working dtype (a float32 AB12: with float32 results), and SwiGLU of what it gives."""
         a, b = inputs["a_tensor"].detach(), inputs["b_tensor"]
-        b = (torch.cat(tuple(b), 0) if isinstance(b, tuple) else b).detach()
-        if a.dtype.itemsize == 1:
-            a, b = a.to(torch.bfloat16), b.to(torch.bfloat16)
-        left, right = a.permute(2, 0, 1), b.permute(2, 1, 0)
-        with full_float32():
-            if self.ab12_dtype.itemsize == 2:
-                s = torch.matmul(left, right)
-            elif a.is_cuda:
-                s = torch.bmm(left, right, out_dtype=torch.float32)
-            else:
-                s = torch.matmul(left.float(), right.float())
-        s = s.permute(1, 2, 0) * self.alpha
+        a = a.to(torch.bfloat16) if a.dtype.itemsize == 1 else a
+        # torch joins no fp8 tensors everywhere.
+        halves = [half.detach().to(torch.bfloat16) if half.dtype.itemsize == 1 else half.detach() for half in (b if isinstance(b, tuple) else (b,))]
+        b = halves[0] if len(halves) == 1 else torch.cat(halves)
+        s = torch_matmul(a, b, wide=self.ab12_dtype.itemsize != 2, acc_dtype=self.acc_dtype) * self.alpha
         gate, up = split_gate_up(s, self.glu_layout)
         return {"ab12_tensor": s.to(self.ab12_dtype), "c_tensor": swiglu(gate, up).to(self.c_dtype)}

@@ -1,0 +1,123 @@
+"""All configurations on a Hopper GPU: results that agree, repeats that are equal in every bit, and the tuner."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import cudnn
+from cudnn.cutedsl.gemm.config import GemmConfig
+from cudnn.cutedsl.gemm.problem import GemmProblem
+from cudnn.testing.conformance import GemmConformanceCuda
+from cudnn.testing.numeric import relative_error
+from cudnn.tuning import table
+from cudnn_gemm_dense.operation import unfit_reason
+from cudnn_gemm_dense.swiglu.conformance import SwigluHooks
+from cudnn_gemm_dense.swiglu.kernel import swiglu_spec
+from cudnn_gemm_dense.swiglu.options import SwigluOptions
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a CUDA device of compute capability 9.0")]
+
+PROBLEM, OPTIONS = GemmProblem("bfloat16", "bfloat16"), SwigluOptions("float32", "bfloat16")
+CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4))
+EVERY = [
+    GemmConfig(tile_m, tile_n, *cluster, pingpong, raster=raster)
+    for (tile_m, tile_n, cluster, pingpong), raster in zip(
+        itertools.product((64, 128, 256), (64, 128, 192, 256), CLUSTERS, (False, True)), itertools.cycle(("m", "n")), strict=False
+    )
+]
+EVERY += [GemmConfig(tile_m, tile_n, split_k=split) for tile_m, tile_n, split in itertools.product((64, 128), (64, 128), (2, 4, 8))]
+EVERY += [GemmConfig(tile_m, tile_n, k_atoms=atoms) for tile_m, tile_n, atoms in ((64, 64, 4), (64, 128, 2), (128, 64, 2))]
+EVERY = [config for config in EVERY if unfit_reason(PROBLEM, OPTIONS.footprint, config) is None]
+# One for each way through the kernel.
+SCHEDULES = [
+    GemmConfig(128, 256),
+    GemmConfig(128, 128, 2, 1, pingpong=True),
+    GemmConfig(128, 192, 1, 2, pingpong=True, raster="n"),
+    GemmConfig(256, 128, 2, 2),
+    GemmConfig(64, 128, split_k=2),
+    GemmConfig(64, 64, split_k=8),
+    GemmConfig(64, 128, k_atoms=2),
+]
+
+
+class Hooks(SwigluHooks, GemmConformanceCuda):
+    device = "cuda"
+    ab12_dtype = torch.float32
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels():
+    """All of them, built in parallel."""
+    from cudnn.cache.pool import build_all
+
+    specs = [swiglu_spec(PROBLEM, OPTIONS, config) for config in dict.fromkeys((*EVERY, *SCHEDULES))]
+    failed = [outcome for outcome in build_all(specs, arch="sm_90a") if outcome.status == "failed"]
+    assert not failed, f"{failed[0].spec.label}: {failed[0].error}"
+
+
+def test_every_tile_and_cluster_gives_the_same():
+    """Case 60: inputs of unit size, ragged in every direction, relative tolerance, and each band of 16 columns by itself."""
+    hooks = Hooks()
+    inputs = hooks.inputs(777, 832, 616, 2)
+    reference = hooks.reference(inputs)
+    assert len(EVERY) > 60
+    for config in EVERY:
+        hooks.config = config
+        result = hooks.wrapper(inputs)
+        hooks.check(inputs, result)
+        for name, limit in (("ab12_tensor", 1e-5), ("c_tensor", 2**-8)):
+            for band, expected in zip(result[name].split(16, 1), reference[name].split(16, 1), strict=True):
+                assert relative_error(band, expected) < limit, f"{config}: {name}"
+
+
+@pytest.mark.parametrize("config", SCHEDULES, ids=str)
+def test_a_thousand_repeats_are_equal_in_every_bit(config):
+    hooks = Hooks()
+    hooks.config = config
+    extents = (300, 704, 1032, 1)
+    inputs, outputs = hooks.inputs(*extents), hooks.outputs(*extents)
+    op = hooks.build(inputs, outputs)
+    op(**inputs, **outputs)
+    hooks.check(inputs, outputs)
+    first = {name: t.clone() for name, t in outputs.items()}
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(1000):
+        for t in outputs.values():
+            t.fill_(float("nan"))
+        op.execute(**inputs, **outputs)
+        for name, t in outputs.items():
+            bits = torch.int32 if t.dtype == torch.float32 else torch.int16
+            different += (t.view(bits) != first[name].view(bits)).sum()
+    assert different.item() == 0
+
+
+def test_tuning_finds_a_configuration_and_keeps_it(tmp_path, monkeypatch):
+    """Nothing is skipped, and the next object runs in what was found."""
+    monkeypatch.setattr(table, "_session", {})
+    monkeypatch.setattr(table, "kept_path", lambda device: tmp_path / "results.json")
+    hooks = Hooks()
+    extents = (192, 1024, 512, 1)
+    inputs, outputs = hooks.inputs(*extents), hooks.outputs(*extents)
+    op = hooks.build(inputs, outputs)
+    monkeypatch.setattr(op, "_candidates", lambda *_: tuple(EVERY[::8]))
+    before = {name: t.clone() for name, t in inputs.items()}
+    (result,) = cudnn.tune(op, **inputs, **outputs)
+    print(result)
+    assert not result.skipped, [f"{c.config}: {c.reason}" for c in result.skipped]
+    assert {c.config for c in result.candidates} >= set(EVERY[::8]) and all(c.screened_us > 0 for c in result.candidates)
+    assert min(c.us for c in result.candidates if c.us is not None) <= result.best_us <= 1.01 * result.default_us
+    hooks.check(inputs, outputs)
+    assert all(torch.equal(t, before[name]) for name, t in inputs.items())
+    (entry,) = table.read(tmp_path / "results.json")
+    assert entry.config == result.best and (tmp_path / "results.json").read_text().count(torch.cuda.get_device_name()) == 1
+    other = hooks.build(inputs, outputs)
+    other(**inputs, **outputs)
+    hooks.check(inputs, outputs)
+    assert next(iter(other._launches.values())).config == result.best
+    with cudnn.autotune() as results:
+        hooks.wrapper(inputs)
+    assert results == []

@@ -98,7 +98,7 @@ def test_rows_of_one() -> None:
             discrete_grouped_gemm_swiglu_wrapper(**arguments(**changes))
     for changes, words in (
         ({"n": 48, "c_tensor": rows(96)}, "N = 48 .*needs a multiple of 32"),
-        ({"c_tensor": rows(N)}, r"c_tensor: found shape \(24, 128, 1\), needs \(M, 2N, 1\)"),
+        ({"c_tensor": rows(N)}, r"d_row_tensor: found shape \(24, 256, 1\), needs \(M, 2N, 1\) = \(24, 128, 1\), as a_tensor and c_tensor have it"),
         ({"epilogue_op": "tanh"}, "epilogue_op: found 'tanh'"),
         ({"beta_tensor": None}, "beta_tensor is required"),
         ({"dprob_tensor": None}, "dprob_tensor is required"),

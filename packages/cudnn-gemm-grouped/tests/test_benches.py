@@ -1,0 +1,91 @@
+"""The benchmarks of the grouped operations: every candidate computes what the reference says, or a part of it."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+
+from cudnn.bench import grouped, run
+from cudnn.bench.timing import Prepared
+
+OPERATIONS = ("unfused", "glu", "dglu", "wgrad")
+SHAPE = (3, 48, 128, 64)
+
+
+class OneCall:
+    """A clock that makes the calls and shows 1 us."""
+
+    def prepare(self, name, calls):
+        return Prepared(lambda: [call() for call in calls], len(calls), "graph", 0.0)
+
+    def measure(self, prepared, repeats):
+        for candidate in prepared.values():
+            candidate.run()
+        return {name: [1.0] * repeats for name in prepared}
+
+    def keep_busy(self, prepared, us):
+        prepared.run()
+
+    def host(self, name, call):
+        call()
+        return [1.0]
+
+
+@pytest.fixture(autouse=True)
+def eager_compile(monkeypatch):
+    """torch.compile without the compiler."""
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+
+
+@pytest.fixture(params=OPERATIONS)
+def bench(request):
+    return importlib.import_module(f"cudnn_gemm_grouped.{request.param}.bench").BENCH
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_every_candidate_is_right(bench, dtype):
+    chosen = [bench.ours(None), *(peer for peer in bench.peers if peer.missing() is None and "deepgemm" not in peer.name)]
+    row = run.measure_shape(
+        bench,
+        "custom",
+        SHAPE,
+        dtype,
+        chosen,
+        OneCall(),
+        device="cpu",
+        repeats=20,
+        rates={"matmul_tflops": 1.0, "copy_tb_s": 1.0},
+        seed=int(torch.randint(2**31, ())),
+    )
+    assert {entry["status"] for entry in row["candidates"].values()} == {"ok"}, run.wrong([row])
+    assert row["candidates"]["ours"]["whole"] and 0 < row["candidates"]["ours"]["error"] < 0.01
+
+
+def test_host_paths(bench):
+    inputs = bench.inputs(bench.host_shape, "bfloat16", "cpu", torch.Generator().manual_seed(0))
+    assert {row["status"] for row in run.measure_host(bench.host_paths, inputs, OneCall())} == {"ok"}
+
+
+def test_group_lengths():
+    """The uneven ones are multiples of 128, those of the models' routing are not, and always the same."""
+    totals = [grouped.total(shape) for shape in grouped.UNEVEN]
+    assert totals == [16640, 34560, 24704, 8192]
+    for shape in grouped.UNEVEN:
+        assert not (grouped.counts(shape) % 128).any()
+    for shape in (*grouped.GATE_UP, *grouped.DOWN, *grouped.DOWN_BACKWARD):
+        found = grouped.counts(shape)
+        assert found.sum() == shape[1] and len(found) == shape[0] and (found % 128).any() and torch.equal(found, grouped.counts(shape))
+
+
+def test_work_and_traffic(bench):
+    shape = grouped.UNEVEN[0]
+    experts, _, n, k = shape
+    rows = grouped.total(shape)
+    assert bench.flops(shape) == 2 * rows * n * k
+    if bench.op == "grouped_gemm_wgrad":
+        assert bench.bytes(shape, "bfloat16") == 2 * (rows * (n + k) + experts * n * k)
+    else:
+        stored = {"grouped_gemm": 1, "grouped_gemm_glu": 1.5, "grouped_gemm_dglu": 4}[bench.op]
+        assert bench.bytes(shape, "bfloat16") == 2 * (rows * (k + stored * n) + experts * n * k)

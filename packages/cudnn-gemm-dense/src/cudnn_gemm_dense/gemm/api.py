@@ -260,8 +260,10 @@ CALLS = WrapperCalls("gemm", gemm_wrapper, Gemm, _outputs, _build, _operators)
 def precompile_specs() -> list[KernelSpec]:
     """The kernels worth having before the first call: 16-bit products in every arrangement of operands, as linear layers and their gradients use them."""
     found = []
-    for dtype, (a_major, b_major) in product(("float16", "bfloat16"), product("km", "kn")):
-        problem = GemmProblem(dtype, dtype, "float32", a_major, b_major)
-        for options in (GemmOptions(dtype), GemmOptions("float32"), GemmOptions(dtype, bias_dtype=dtype), GemmOptions(dtype, addend_dtype=dtype)):
+    for dtype in ("float16", "bfloat16"):
+        cases = [(majors, GemmOptions(dtype)) for majors in product("km", "kn")]
+        cases += [(("k", "k"), GemmOptions("float32")), (("k", "k"), GemmOptions(dtype, bias_dtype=dtype)), (("k", "n"), GemmOptions(dtype, addend_dtype=dtype))]
+        for (a_major, b_major), options in cases:
+            problem = GemmProblem(dtype, dtype, "float32", a_major, b_major)
             found += [gemm_spec(problem, options, config) for config in fitting_configs(problem, options.footprint)]
     return found

@@ -219,6 +219,7 @@ def test_copies_have_the_same_layout_in_memory_of_their_own():
     for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.uint8, torch.int32):
         t = torch.arange(12).reshape(3, 4).to(dtype).t()
         made = copies.copy_of(t)
+        assert copies.can_poison(t) == (dtype != torch.int32)
         copies.poison(made)
         assert copies.disagreement(made, t, 2.0**-12) is not None and copies.disagreement(copies.copy_of(t), t, 2.0**-12) is None
     assert copies.set_count([torch.empty(3, 3)]) == 2

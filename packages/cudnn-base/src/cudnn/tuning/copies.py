@@ -42,8 +42,13 @@ def set_count(tensors: Sequence[torch.Tensor]) -> int:
     return max(1, min(MAX_SETS, int(free * _MEMORY / size), max(2, math.ceil(3 * cache / size))))
 
 
+def can_poison(t: torch.Tensor) -> bool:
+    """Whether a kernel that reads what ``poison`` writes does no harm: wide integers may be indices."""
+    return t.dtype.is_floating_point or t.dtype.itemsize == 1
+
+
 def poison(t: torch.Tensor) -> None:
-    """Fill with what no result looks like: NaN, in integers 0x7f in every byte."""
+    """Fill with what no result looks like: NaN, or where that is not sure to exist 0x7f in every byte."""
     import torch
 
     values = flat(t)

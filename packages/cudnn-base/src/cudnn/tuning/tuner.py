@@ -213,7 +213,8 @@ class Tuner:
             outputs = [
                 i
                 for i in range(len(written))
-                if all(copies.disagreement(f, e, case.tolerance) is None for f, e in zip(run(case.default, (i,)), expected, strict=True))
+                if copies.can_poison(written[i])
+                and all(copies.disagreement(f, e, case.tolerance) is None for f, e in zip(run(case.default, (i,)), expected, strict=True))
             ]
         except Exception as error:
             skip(case.default, f"{type(error).__name__}: {error}")

@@ -6,6 +6,7 @@ The choice sees what the host knows: the number of groups and the extents, not h
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 from cudnn.cutedsl.epilogue.size import Footprint
 from cudnn.cutedsl.gemm.config import SLAB_COLUMNS, GemmConfig
@@ -42,6 +43,17 @@ def default_configs(problem: GemmProblem, footprint: Footprint) -> tuple[GemmCon
     if not fitting:
         raise ValueError(f"no default configuration for {problem}: {unfit_reason(problem, footprint, candidates[0])}")
     return fitting
+
+
+def candidates(problem: GemmProblem, footprint: Footprint) -> tuple[GemmConfig, ...]:
+    """The configurations that a tuner tries."""
+    tiles = ((128, 128, True), (128, 160, True), (128, 192, True), (64, 256, True), (128, 256, False), (256, 128, False), (64, 128, False), (64, 256, False))
+    found = [
+        GemmConfig(tile_m, tile_n, *cluster, pingpong, raster=raster, group=group)
+        for (tile_m, tile_n, pingpong), cluster, (raster, group) in product(tiles, ((1, 1), (2, 1), (1, 2)), (("m", 8), ("m", 16), ("n", 8)))
+    ]
+    found += [GemmConfig(64, tile_n, k_atoms=2) for tile_n in (64, 128, 256)]
+    return tuple(config for config in dict.fromkeys((*default_configs(problem, footprint), *found)) if unfit_reason(problem, footprint, config) is None)
 
 
 def choose(problem: GemmProblem, configs: Sequence[GemmConfig], extents: Extents) -> GemmConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +22,7 @@ from cudnn.grouped.checks import (
     operand_family,
     weights_given,
 )
-from cudnn.grouped.configs import choose, default_configs, unfit_reason
+from cudnn.grouped.configs import candidates, choose, default_configs, unfit_reason
 from cudnn.grouped.layout import GroupedLayout, GroupedRule, vector
 from cudnn.grouped.options import B_PARTS, Options, kernel_spec
 from cudnn.reference import GLU_LAYOUTS
@@ -101,8 +101,21 @@ class GroupedOperation(GemmOperation):
     def _choose(self, configs: Sequence[GemmConfig], extents: Extents) -> GemmConfig:
         return choose(self._bound.problem, configs, extents)  # type: ignore[union-attr]
 
+    def _candidates(self, problem: GemmProblem, options: Options, extents: Extents) -> tuple[GemmConfig, ...]:
+        return candidates(problem, options.footprint)
+
     def _unfit(self, problem: GemmProblem, options: Options, config: GemmConfig) -> str | None:
         return unfit_reason(problem, options.footprint, config)
+
+    def _kernel_scalars(self, scalars: Mapping[str, Any]) -> Scalars:
+        """What the kernel takes for the run-time scalars of ``execute``."""
+        return (0.0,)
+
+    def repeated(self, arguments: Mapping[str, Any]) -> Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], bool] | None:
+        repeat = super().repeated(arguments)
+        if repeat is None:
+            return None
+        return lambda inputs, outputs, scalars: repeat(inputs, outputs, dict(enumerate(self._kernel_scalars(scalars))))  # type: ignore[arg-type]
 
     def _call_traced(self, tensors: Tensors, scalars: Scalars) -> None:
         self._calls().execute_traced(self, pack(self._layout.names, tensors), scalars)

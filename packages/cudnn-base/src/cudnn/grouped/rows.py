@@ -118,6 +118,9 @@ class GluRows(RowsOperation):
         )
         return self._row_problem(), options
 
+    def _kernel_scalars(self, scalars: Mapping[str, Any]) -> Scalars:
+        return GluScalars(*scalars.values()) if self.activation == "geglu" else (0.0,)
+
     def _execute(
         self, a: Any, weights: tuple[Any, ...], offsets: Any, c: Any, d: Any, alpha: Any, prob: Any, bias: Any, scalars: GluScalars, stream: Any, workspace: Any
     ) -> None:
@@ -259,6 +262,15 @@ class DgluRows(RowsOperation):
 
     def identity(self) -> tuple[Any, ...]:
         return *super().identity(), self._scalars
+
+    def _kernel_scalars(self, scalars: Mapping[str, Any]) -> Scalars:
+        if self.activation != "geglu":
+            return (0.0,)
+        return self._scalars if self._scalars is not None else GluScalars(*scalars.values())
+
+    def repeated(self, arguments: Mapping[str, Any]) -> Any:
+        # The activation has memory of its own, which is looked at in every call.
+        return None if self._has["activation_tensor"] else super().repeated(arguments)
 
     def _scratch_tensors(self, config: GemmConfig, extents: Extents) -> tuple[Scratch, ...]:
         wanted = list(self._maps(extents))

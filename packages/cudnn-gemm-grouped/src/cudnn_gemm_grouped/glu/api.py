@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
+from cudnn.gemm_operation import Scalars
 from cudnn.grouped.calls import GroupedCalls
 from cudnn.grouped.checks import OPERAND_DTYPES, check_hints, check_options, forbid_scales, weights_given
 from cudnn.grouped.configs import default_configs
@@ -165,6 +166,9 @@ class GroupedGemmGlu(GluRows):
 
     def _constructor_arguments(self) -> dict[str, Any]:
         return {**self._arguments, **({} if self.generate_c else {"sample_c": None})}
+
+    def _kernel_scalars(self, scalars: Mapping[str, Any]) -> Scalars:
+        return glu_scalars(scalars["linear_offset"], "geglu") if self.activation == "geglu" else (0.0,)
 
     def _calls(self) -> GroupedCalls:
         return CALLS

@@ -351,6 +351,12 @@ class GroupedGemmWgrad(GroupedOperation):
                 return super()._launch_for(extents._replace(k=STEP_UNIT), device_index)._replace(extents=extents)
         return super()._launch_for(extents, device_index)
 
+    def _shown(self, visitor: Any, key: Any, launch: Launch, tensors: Tensors, scalars: Scalars, stream: Any) -> Launch | None:
+        if self.pointers:
+            visitor.visit(self, key, lambda: None, "its outputs are given by address, so that no other memory can be tried out")
+            return launch
+        return super()._shown(visitor, key, launch, tensors, scalars, stream)
+
     def _validate(self, tensors: Tensors, extents: Extents) -> None:
         ends = self._validate_offsets("offsets_tensor", tensors[2], extents.k, "tokens")
         self._validate_blocks(ends)

@@ -463,7 +463,7 @@ class GemmOperation(APIBase):
             op=self.op,
             problem=problem,
             options=options,
-            extents=tuple(extents),
+            extents=(extents.m, extents.n, extents.k, extents.batches),
             default=self._choose(choices, extents),
             built=choices,
             candidates=self._candidates(problem, options, extents),

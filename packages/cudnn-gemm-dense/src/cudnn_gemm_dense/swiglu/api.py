@@ -361,17 +361,20 @@ def precompile_specs() -> list[KernelSpec | TransposeSpec]:
     def add(dtype: str, outputs: tuple[str, str], layout: str, majors: tuple[str, str, str] = ("k", "k", "n"), acc_dtype: str = "float32") -> None:
         cases.append((GemmProblem(dtype, dtype, acc_dtype, *majors[:2], B_PARTS[layout]), SwigluOptions(*outputs, majors[2], layout)))
 
-    for dtype, layout in product(("float16", "bfloat16"), GLU_LAYOUTS):
-        # Inference and training in row-major tensors, and the dtypes of the published defaults.
-        for outputs in ((dtype, dtype), ("float32", dtype), ("float32", "float16")):
-            add(dtype, outputs, layout)
-    for dtype, majors in product(("float16", "bfloat16"), product("km", "kn", "nm")):
-        add(dtype, (dtype, dtype), "interleaved32", majors)
+    for dtype in ("bfloat16", "float16"):
+        for layout in GLU_LAYOUTS:
+            add(dtype, (dtype, dtype), layout)
+        # The dtypes of the published defaults.
+        add(dtype, ("float32", dtype), "interleaved32")
+        add(dtype, ("float32", "float16"), "interleaved32")
+    for majors in product("km", "kn", "nm"):
+        add("bfloat16", ("bfloat16", "bfloat16"), "interleaved32", majors)
     # The kernel sees 8-bit and 32-bit operands k-major, whatever they were.
-    for dtype, layout in product((*FP8, "float32"), GLU_LAYOUTS):
-        add(dtype, ("bfloat16", "bfloat16"), layout)
-    for dtype, out_major in product((*FP8, "float32"), "nm"):
-        add(dtype, ("float32", "float16"), "interleaved32", ("k", "k", out_major))
+    for dtype in (*FP8, "float32"):
+        for outputs in (("bfloat16", "bfloat16"), ("float32", "float16")):
+            add(dtype, outputs, "interleaved32")
+    for layout in GLU_LAYOUTS[1:]:
+        add("float8_e4m3fn", ("bfloat16", "bfloat16"), layout)
     for dtype in ("float16", *FP8):
         add(dtype, ("float16", "float16"), "interleaved32", acc_dtype="float16")
     kernels = [swiglu_spec(problem, options, config) for problem, options in dict.fromkeys(cases) for config in fitting_configs(problem, options.footprint)]

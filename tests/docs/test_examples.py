@@ -41,3 +41,13 @@ def test_swiglu_mlp_on_a_cpu(dtype: str) -> None:
 def test_swiglu_mlp_takes_other_sizes() -> None:
     output = run("examples/swiglu_mlp.py", "--device", "cpu", "--tokens", "33", "--hidden", "64", "--intermediate", "88")
     assert "33 tokens of this repository's text, hidden 64, intermediate 88" in output
+
+
+def test_llama_with_our_feed_forward_layers() -> None:
+    pytest.importorskip("transformers", reason="the example swaps layers of a Hugging Face model")
+    output = run("examples/llama_swiglu_mlp.py", "--device", "cpu", "--steps", "5", "--batch", "2", "--context", "64")
+    assert "parameters in bfloat16 on cpu, 2 layers, 5 steps of 2 x 64 bytes" in output
+    rows = re.findall(r"^ +(\d) +([\d.]+) +([\d.]+) +([\d.e+-]+)$", output, re.MULTILINE)
+    assert [row[0] for row in rows] == list("01234")
+    assert all(float(difference) < 2e-3 and 1 < float(ours) < 7 for _, _, ours, difference in rows)
+    assert float(rows[-1][2]) < float(rows[0][2])

@@ -12,9 +12,17 @@ import pytest
 
 pytest.importorskip("torch", reason="the snippets are written with torch")
 pytest.importorskip("cudnn_gemm_dense", reason="the snippets use the dense family")
+pytest.importorskip("cudnn_gemm_grouped", reason="the snippets use the grouped family")
+pytest.importorskip("cudnn_gemm_discrete", reason="the snippets use the discrete family")
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", "docs/index.md", "docs/quickstart.md", "docs/lifecycle.md", "docs/dense/gemm_swiglu.md"]
+PAGES = [
+    "README.md",
+    "docs/index.md",
+    "docs/quickstart.md",
+    "docs/lifecycle.md",
+    *(f"docs/{family}/{path.name}" for family in ("dense", "grouped", "discrete") for path in sorted((ROOT / "docs" / family).glob("*.md")) if "```python" in path.read_text()),
+]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -444,3 +444,27 @@ def test_executing_with_other_dtypes_is_refused(cls):
         operation.execute(**{**inputs, "b_tensor": inputs["b_tensor"].half()}, **outputs)
     with pytest.raises(ValueError, match=rf"{cls.__name__}.execute: b_tensor is None, needs a torch tensor"):
         operation.execute(**{**inputs, "b_tensor": None}, **outputs)
+
+
+def test_precompile_specs_of_feed_forward_layers():
+    """What the layers build is listed, here or with the operations that they share kernels with, but for majors that contiguous tensors do not have."""
+    specs = {spec for op in (*HOOKS, "swiglu", "mlp") for spec in api(op).precompile_specs()}
+    from cudnn_gemm_dense.mlp import products
+
+    x, w, down, pre = torch.zeros(64, 64).bfloat16(), torch.zeros(96, 64).bfloat16(), torch.zeros(64, 96).bfloat16(), torch.zeros(64, 192).bfloat16()
+    for keep, activation, constants in itertools.product((True, False), ("swiglu", "situ"), ((),)):
+        constants = (4.0, 25.0) if activation == "situ" else constants
+        tensors = {"a_tensor": x.unsqueeze(-1), "b_tensor": (w.unsqueeze(-1), w.unsqueeze(-1))}
+        options = {"glu_layout": "separate", "keep": keep, "activation": activation, "constants": constants}
+        forward = products._forward_build(tensors, products_outputs(products._forward_outputs(tensors, options)), options)
+        backward = products.GatedGradientProduct(
+            x.unsqueeze(-1), down.t().unsqueeze(-1), pre.unsqueeze(-1), pre.unsqueeze(-1), activation=activation, constants=constants
+        )
+        for operation in (forward, backward):
+            problem, described, _ = operation._check()
+            for config in operation._default_configs(problem, described):
+                assert operation._spec(problem, described, config) in specs
+
+
+def products_outputs(outputs):
+    return {name: wrapper_calls.describe(output, name, torch.device("cpu")) for name, output in outputs.items()}

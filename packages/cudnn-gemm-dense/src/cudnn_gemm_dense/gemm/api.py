@@ -262,7 +262,11 @@ def precompile_specs() -> list[KernelSpec]:
     found = []
     for dtype in ("float16", "bfloat16"):
         cases = [(majors, GemmOptions(dtype)) for majors in product("km", "kn")]
-        cases += [(("k", "k"), GemmOptions("float32")), (("k", "k"), GemmOptions(dtype, bias_dtype=dtype)), (("k", "n"), GemmOptions(dtype, addend_dtype=dtype))]
+        cases += [
+            (("k", "k"), GemmOptions("float32")),
+            (("k", "k"), GemmOptions(dtype, bias_dtype=dtype)),
+            (("k", "n"), GemmOptions(dtype, addend_dtype=dtype)),
+        ]
         for (a_major, b_major), options in cases:
             problem = GemmProblem(dtype, dtype, "float32", a_major, b_major)
             found += [gemm_spec(problem, options, config) for config in fitting_configs(problem, options.footprint)]

@@ -361,3 +361,26 @@ result.append(failure(scaled().build))
     assert other[0][0] == "cudnnGraphNotSupportedError"
     assert "sm_version=100 asks for plans for another architecture than that of cuda:0 (90); pass device_property= as well" in other[1]
     assert "cuDNN has block-scaled operations for compute capability 10.0 and newer only, found 9.0" in scaled[1]
+
+
+def test_plans_that_are_wrong_are_not_proposed(fake_cudnn) -> None:
+    """Engine 0 is the one that is not compiled at run time."""
+    result = fake_cudnn.run("""
+def conv(output):
+    g = pygraph("c", io_data_type=e.data_type.INT8, compute_data_type=e.data_type.INT32, backend="cudnn", handle=create_handle())
+    x, w = g.tensor([2, 32, 8, 8], [2048, 1, 256, 32]), g.tensor([64, 32, 3, 3], [288, 1, 96, 32])
+    g.conv_fprop(x, w, padding=[1, 1], stride=[1, 1], dilation=[1, 1]).set_output(True).set_data_type(output)
+    return g
+result = []
+for output in (e.data_type.INT8, e.data_type.INT32):
+    g = conv(output)
+    g.create_execution_plans([e.heur_mode.FALLBACK])
+    result.append([plan.name for plan in g.plans])
+g = conv(e.data_type.INT32)
+result += [failure(g.create_execution_plans, [e.heur_mode.B]), failure(conv(e.data_type.INT32).create_execution_plan, 0, {})]
+""")
+    right, wrong, none, explicit = result
+    assert right == ["eng1_k2=5_k3=1_k14=3", "eng0"] and wrong == ["eng1_k2=5_k3=1_k14=3"]
+    reason = "node 'conv_fprop.0' (conv_fprop): cuDNN's precompiled engines give wrong INT32 results for INT8 images"
+    assert none[0][0] == "cudnnGraphNotSupportedError" and f"cuDNN proposes no engine: eng0: {reason}" in none[1]
+    assert explicit == [["cudnnGraphNotSupportedError", "Exception", "BaseException", "object"], f"engine 0: {reason}"]

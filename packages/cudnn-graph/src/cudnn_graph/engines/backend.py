@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from cudnn_graph.errors import cudnnGraphNotSupportedError
 from cudnn_graph.handle import Handle, default_handle, to_backend_handle
 from cudnn_graph.knob import knob
 from cudnn_graph.lowering import lower
+from cudnn_graph.lowering.known_bad import wrong_plan
 from cudnn_graph.lowering.records import LoweredGraph
 from cudnn_graph.nodes import NodeType
 
@@ -108,6 +110,7 @@ class BackendEngine(Engine):
         lowered = lower(graph, version)
         handle = None if context.device_property is not None else context.handle or default_handle(graph_ordinal(graph))
         _check_architecture(graph, handle)
+        _check_block_scales(graph, handle)
         operation_graph = make_operation_graph(
             lowered,
             ext.Descriptor,
@@ -143,11 +146,21 @@ class BackendEngine(Engine):
                 reasons.append(f"heuristic {mode.name}: no engine")
             for descriptor in found:
                 config = self._read_config(descriptor)
-                if config.name not in seen:
-                    seen.add(config.name)
+                if config.name in seen:
+                    continue
+                seen.add(config.name)
+                wrong = wrong_plan(graph, config.behavior_notes)
+                if wrong is None:
                     configs.append(config)
+                else:
+                    reasons.append(f"{config.name}: {wrong}")
         if not configs:
-            raise cudnnGraphNotSupportedError("cuDNN proposes no engine: " + "; ".join(reasons or ["no heuristic was asked"]))
+            from cudnn_graph.lowering.hints import hints
+
+            known = hints(graph, state.lowered)
+            raise cudnnGraphNotSupportedError(
+                "cuDNN proposes no engine: " + "; ".join(reasons or ["no heuristic was asked"]) + "".join(f"; perhaps because {hint}" for hint in known)
+            )
         return configs
 
     def _ask_heuristic(self, graph: pygraph, state: BackendState, mode: heur_mode) -> list[Any]:
@@ -277,7 +290,11 @@ class BackendEngine(Engine):
             config.finalize(self._state(graph).context)
         except ext.BackendError as error:
             raise backend_error(error, f"engine {engine_id} with knobs {dict(knobs)}") from error
-        return self._read_config(config)
+        made = self._read_config(config)
+        wrong = wrong_plan(graph, made.behavior_notes)
+        if wrong is not None:
+            raise cudnnGraphNotSupportedError(f"engine {engine_id}: {wrong}")
+        return made
 
     def knobs_to_public(self, knobs: Mapping[Any, int]) -> dict[knob_type, int]:
         """The library's knobs by their public names; those without one (superseded ones) are left out."""
@@ -335,10 +352,7 @@ def _notes(engine: Any, attribute: int, kind: int, enum: Any) -> tuple[Any, ...]
 
 
 def _check_architecture(graph: pygraph, handle: Handle | None) -> None:
-    """cudnnGraphNotSupportedError for a plan for another architecture without its description, and for block scales before Blackwell.
-
-    The library accepts block scales on every device and refuses them late and obscurely.
-    """
+    """cudnnGraphNotSupportedError for a plan for another architecture without its description."""
     if handle is None or handle.ordinal is None:
         return
     wanted = graph.context.sm_version
@@ -347,13 +361,24 @@ def _check_architecture(graph: pygraph, handle: Handle | None) -> None:
             f"sm_version={wanted} asks for plans for another architecture than that of cuda:{handle.ordinal} ({handle.device.sm_version}); "
             f"pass device_property= as well (cudnn.create_device_properties)"
         )
-    for node in graph.nodes:
-        if node.node_type in (NodeType.BLOCK_SCALE_QUANTIZE, NodeType.BLOCK_SCALE_DEQUANTIZE):
-            major, minor = handle.device.compute_capability
-            if major < 10:
-                raise cudnnGraphNotSupportedError(
-                    f"node '{node.name}' ({node.op}): cuDNN has block-scaled operations for compute capability 10.0 and newer only, found {major}.{minor}"
-                )
+
+
+def _check_block_scales(graph: pygraph, handle: Handle | None) -> None:
+    """cudnnGraphNotSupportedError for block scales before Blackwell: the library accepts them on every device and refuses them late and obscurely, or not."""
+    node = next((node for node in graph.nodes if node.node_type in (NodeType.BLOCK_SCALE_QUANTIZE, NodeType.BLOCK_SCALE_DEQUANTIZE)), None)
+    if node is None:
+        return
+    if graph.context.device_property is not None:
+        # Of compute capability 9.0: 900.
+        major, minor = divmod(json.loads(graph.context.device_property.serialize()).get("deviceVer", 0) // 10, 10)
+    elif handle is not None and handle.ordinal is not None:
+        major, minor = handle.device.compute_capability
+    else:
+        return
+    if 0 < major < 10:
+        raise cudnnGraphNotSupportedError(
+            f"node '{node.name}' ({node.op}): cuDNN has block-scaled operations for compute capability 10.0 and newer only, found {major}.{minor}"
+        )
 
 
 def _usable(handle: Handle | None) -> Handle | None:

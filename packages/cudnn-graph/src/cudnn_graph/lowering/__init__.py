@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cudnn_graph.lowering.expand import Expansion
-from cudnn_graph.lowering.known_bad import refuse_known_bad
+from cudnn_graph.lowering.known_bad import refuse_known_bad, refuse_wrong_repeats
 from cudnn_graph.lowering.ranks import normalize_ranks
 from cudnn_graph.lowering.recipes import operation_recipe, tensor_recipe
 from cudnn_graph.lowering.records import LoweredGraph
@@ -30,6 +30,7 @@ def lower(graph: pygraph, version: int) -> LoweredGraph:
     """
     refuse_known_bad(graph, version)
     steps = normalize_ranks(Expansion(graph, version).run())
+    refuse_wrong_repeats(steps)
     values = {}
     for step in steps:
         for value in step.values():

@@ -3,8 +3,8 @@
 """IR nodes -> steps: one step per node, except where the library has no operation, or a worse one, for the node.
 
 - ``batchnorm_inference`` is only accepted in front of a batchnorm gradient; elsewhere it becomes subtract, multiply, multiply, add.
-- A BOOLEAN tensor with memory has one byte an element, as torch's has; the library packs eight elements of its BOOLEAN into a byte, and has byte-sized ones
-  from 9.25 on only. Such tensors are INT8 for the library, with 0 and 1 in them; inside the graph they become its BOOLEAN where an operation needs that.
+- BOOLEAN tensors are INT8 for the library, with 0 and 1 in them. With memory they have one byte an element, as torch's have, while the library packs eight
+  elements of its BOOLEAN into a byte (it has byte-sized ones from 9.25 on only). Inside a graph its BOOLEAN does not compile beside 32-bit tensors.
 - Logical operations compute in BOOLEAN whatever the graph computes in: the library takes no other type.
 - ``slice`` and ``transpose`` exist from 9.22 on; below that a slice or transpose of a graph input becomes a view: the same memory with an offset and other strides.
 """
@@ -60,7 +60,7 @@ class Expansion:
         self.steps: list[Step] = []
         self._graph = graph
         self._values: dict[int, Value] = {}
-        self._booleans: dict[int, Value] = {}
+        self._truths: dict[int, Value] = {}
         self._zero: Value | None = None
         self._free_uids = count(max(graph.tensors, default=0) + 1)
 
@@ -103,7 +103,7 @@ class Expansion:
             tensor.name,
             tensor.dim,
             tensor.stride,
-            data_type.INT8 if dtype is data_type.BOOLEAN and not tensor.is_virtual else dtype,
+            data_type.INT8 if dtype is data_type.BOOLEAN else dtype,
             is_virtual=tensor.is_virtual,
             is_by_value=by_value,
             alignment=alignment_of(tensor.dim, dtype),
@@ -137,14 +137,15 @@ class Expansion:
         # BOOLEAN is no type to compare numbers in.
         self.pointwise(label, "cmp_neq", data_type.FLOAT if compute is data_type.BOOLEAN else compute, value, self._zero, output)
 
-    def as_boolean(self, label: str, value: Value) -> Value:
-        """The value as the library's BOOLEAN: itself, or whether it differs from 0."""
-        if value.dtype is data_type.BOOLEAN:
+    def truth(self, label: str, tensor: Tensor, any_type: bool) -> Value:
+        """The value of a tensor as 0 or 1, in INT8 or (``any_type``) in whatever type it has: itself, or whether it differs from 0."""
+        value = self.value(tensor)
+        if _holds_truth(tensor) and (any_type or value.dtype is data_type.INT8):
             return value
-        found = self._booleans.get(value.uid)
+        found = self._truths.get(value.uid)
         if found is None:
-            found = self._booleans[value.uid] = self.intermediate(f"{label}.boolean", value, data_type.BOOLEAN)
-            self.is_true(f"{label}.boolean", data_type.DOUBLE if value.dtype is data_type.DOUBLE else data_type.FLOAT, value, found)
+            found = self._truths[value.uid] = self.intermediate(label, value, data_type.INT8)
+            self.is_true(label, data_type.DOUBLE if value.dtype is data_type.DOUBLE else data_type.FLOAT, value, found)
         return found
 
     # Nodes.
@@ -152,17 +153,17 @@ class Expansion:
     def _pointwise(self, node: Node) -> None:
         mode = node.params["mode"]
         compute = self.compute(node)
-        inputs = {port: self.value(tensor) for port, tensor in node.inputs.items()}
         output = self.value(node.outputs["OUT_0"])
         if mode.startswith("logical_"):
-            inputs = {port: self.as_boolean(f"{node.name}.{port.lower()}", value) for port, value in inputs.items()}
-            result = output if output.dtype is data_type.BOOLEAN else self.intermediate(f"{node.name}.boolean", output, data_type.BOOLEAN)
+            inputs = {port: self.truth(f"{node.name}.{port.lower()}", tensor, False) for port, tensor in node.inputs.items()}
+            result = output if output.dtype is data_type.INT8 else self.intermediate(f"{node.name}.truth", output, data_type.INT8)
             self.steps.append(Step(node.name, node.node_type, data_type.BOOLEAN, inputs, {"OUT_0": result}, node.params))
             if result is not output:
                 self.pointwise(f"{node.name}.number", "identity", data_type.FLOAT, result, None, output)
             return
+        inputs = {port: self.value(tensor) for port, tensor in node.inputs.items()}
         if mode == "binary_select":
-            inputs["IN_2"] = self.as_boolean(f"{node.name}.mask", inputs["IN_2"])
+            inputs["IN_2"] = self.truth(f"{node.name}.mask", node.inputs["IN_2"], True)
         if node.outputs["OUT_0"].data_type is not data_type.BOOLEAN or mode.startswith("cmp_"):
             self.steps.append(Step(node.name, node.node_type, compute, inputs, {"OUT_0": output}, node.params))
         elif mode == "identity":
@@ -170,7 +171,7 @@ class Expansion:
         else:
             result = self.intermediate(f"{node.name}.number", output, data_type.FLOAT if compute is data_type.BOOLEAN else compute)
             self.steps.append(Step(node.name, node.node_type, compute, inputs, {"OUT_0": result}, node.params))
-            self.is_true(f"{node.name}.boolean", compute, result, output)
+            self.is_true(f"{node.name}.truth", compute, result, output)
 
     def _one_step(self, node: Node) -> None:
         inputs = {port: self.value(tensor) for port, tensor in node.inputs.items()}
@@ -278,6 +279,15 @@ class Expansion:
 def alignment_of(dims: tuple[int, ...], dtype: data_type) -> int:
     """Bytes to which the address of a tensor must be aligned: 16, or one element where there is only one (scale factors picked out of a larger tensor)."""
     return max(1, bits(dtype) // 8) if all(extent == 1 for extent in dims) else DEFAULT_ALIGNMENT
+
+
+def _holds_truth(tensor: Tensor) -> bool:
+    """Whether all elements of a tensor are 0 or 1: a BOOLEAN, or what a comparison or logical operation gave, in any type."""
+    if tensor.data_type is data_type.BOOLEAN:
+        return True
+    if tensor.producer is None or tensor.producer[0].node_type is not NodeType.POINTWISE:
+        return False
+    return tensor.producer[0].params["mode"].startswith(("cmp_", "logical_"))
 
 
 _EXPANDERS: dict[Any, Callable[[Expansion, Node], None]] = {

@@ -6,8 +6,8 @@
 2. Axes of graphs of pointwise steps alone are put in the order in which they lie in memory: without a matmul the library takes row-major tensors only.
 3. Graphs made of such steps alone are brought to rank 3, the one every fusion engine takes: leading axes are added, axes of extent 1 dropped, and
    neighbouring axes merged where they are contiguous in every tensor. When that does not reach rank 3 the graph stays as it is.
-4. In graphs of pointwise steps alone no tensor is to be repeated over the first of three axes: cuDNN 9.19 steps through it by its stride there although
-   its extent is 1. The first two axes are merged where they can be; else the stride of such a tensor becomes 0.
+4. Among the ways to reach rank 3 in graphs of pointwise steps alone, one is taken in which cuDNN repeats every tensor as it should
+   (:func:`~cudnn_graph.lowering.known_bad.repeats_right`), where there is one.
 
 Only dims and strides of values change, and the axis of gen_index; memory is addressed exactly as before.
 """
@@ -15,8 +15,10 @@ Only dims and strides of values change, and the axis of gen_index; memory is add
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 
+from cudnn_graph.lowering.known_bad import repeats_right
 from cudnn_graph.lowering.records import Step, Value
 from cudnn_graph.nodes import NodeType
 from cudnn_graph.tensor import row_major
@@ -39,14 +41,45 @@ def normalize_ranks(steps: Sequence[Step]) -> list[Step]:
     # A ragged offset counts along the axes as they are.
     if not all(step.kind in _ALIGNED for step in steps) or any(value.ragged_offset is not None for value in touched):
         return steps
-    only_pointwise = all(step.kind is NodeType.POINTWISE for step in steps)
-    if only_pointwise:
-        steps = _to_memory_order(steps, touched, rank)
-    if rank != TARGET:
-        steps = _to_target(steps, touched, rank)
-    if only_pointwise and len(touched[0].dims) == TARGET:
-        steps = _without_batch_broadcast(steps, touched)
-    return steps
+    if all(step.kind is NodeType.POINTWISE for step in steps):
+        return _fit_pointwise(_to_memory_order(steps, touched, rank), touched, rank)
+    return steps if rank == TARGET else _to_target(steps, touched, rank)
+
+
+def _fit_pointwise(steps: list[Step], values: list[Value], rank: int) -> list[Step]:
+    """Steps at rank TARGET where neighbouring axes can be merged to reach it."""
+    kept = {step.params.get("axis", -1) % rank for step in steps if _is_gen_index(step)}
+    extents = [max(value.dims[axis] for value in values) for axis in range(rank)]
+    axes = [axis for axis in range(rank) if extents[axis] > 1 or axis in kept] or [rank - 1]
+    possible = [
+        groups
+        for count in range(min(TARGET, len(axes)), 0, -1)
+        for groups in _splits(axes, count)
+        if all(len(group) == 1 or not kept & set(group) for group in groups)
+        and all(_contiguous(value, group[:1], group[1:], extents) for value in values for group in groups)
+    ]
+    if not possible:
+        return steps
+    best = next((groups for groups in possible if _repeats_right(steps, groups)), possible[0])
+    return _regroup(steps, values, [[]] * (TARGET - len(best)) + best, rank)
+
+
+def _splits(axes: Sequence[int], count: int) -> Iterator[list[list[int]]]:
+    """All ways to cut the axes into ``count`` runs, the ones with long outer runs first."""
+    if count == 1:
+        yield [list(axes)]
+        return
+    for first in range(len(axes) - count + 1, 0, -1):
+        for rest in _splits(axes[first:], count - 1):
+            yield [list(axes[:first]), *rest]
+
+
+def _repeats_right(steps: Sequence[Step], groups: Sequence[Sequence[int]]) -> bool:
+    def seen(value: Value) -> Value:
+        dims = (1,) * (TARGET - len(groups)) + tuple(prod(value.dims[axis] for axis in group) for group in groups)
+        return Value(value.uid, value.name, dims, dims, value.dtype, is_virtual=value.is_virtual)
+
+    return all(repeats_right(seen(value), seen(step.outputs["OUT_0"]).dims) for step in steps for value in step.inputs.values() if not value.is_by_value)
 
 
 def _to_memory_order(steps: list[Step], values: list[Value], rank: int) -> list[Step]:
@@ -70,24 +103,6 @@ def _to_memory_order(steps: list[Step], values: list[Value], rank: int) -> list[
         value.dims = tuple(value.dims[axis] for axis in order)
         value.strides = row_major(value.dims) if value.is_virtual else tuple(value.strides[axis] for axis in order)
     return _rename_axes(steps, {axis: position for position, axis in enumerate(order)}, rank)
-
-
-def _without_batch_broadcast(steps: list[Step], values: list[Value]) -> list[Step]:
-    batch = max(value.dims[0] for value in values)
-    repeated = [value for value in values if value.dims[0] == 1 and not value.is_virtual and not value.is_by_value]
-    if batch == 1 or not repeated:
-        return steps
-    extents = [max(value.dims[axis] for value in values) for axis in range(TARGET)]
-    if not any(_is_gen_index(step) for step in steps) and all(_contiguous(value, [0], [1], extents) for value in values):
-        for value in values:
-            outer, rows, columns = value.dims
-            value.dims = (1, outer * rows, columns)
-            row = value.strides[1] if rows > 1 else value.strides[0]
-            value.strides = row_major(value.dims) if value.is_virtual else (value.dims[1] * row, row, value.strides[2])
-        return steps
-    for value in repeated:
-        value.strides = (0, *value.strides[1:])
-    return steps
 
 
 def _rename_axes(steps: list[Step], position: dict[int, int], rank: int) -> list[Step]:
@@ -128,17 +143,21 @@ def _to_target(steps: list[Step], values: list[Value], rank: int) -> list[Step]:
     groups = _grouping(steps, values, rank)
     if groups is None:
         return steps
+    return _regroup(steps, values, groups, rank)
+
+
+def _regroup(steps: list[Step], values: list[Value], groups: Sequence[Sequence[int]], rank: int) -> list[Step]:
+    """Values whose axes are those groups of axes, merged; an empty group is an axis of extent 1."""
     for value in values:
         dims = []
         strides = []
         for group in groups:
-            extent = 1
-            for axis in group:
-                extent *= value.dims[axis]
-            dims.append(extent)
+            dims.append(prod(value.dims[axis] for axis in group))
             # The innermost axis that is not broadcast carries the stride of the merged one.
             inner = [axis for axis in group if value.dims[axis] > 1]
-            strides.append(value.strides[inner[-1] if inner else group[-1]])
+            strides.append(value.strides[inner[-1] if inner else group[-1]] if group else 0)
+        outermost = max((extent * stride for extent, stride in zip(dims, strides, strict=True)), default=1)
+        strides = [stride if group else outermost for stride, group in zip(strides, groups, strict=True)]
         value.dims = tuple(dims)
         value.strides = row_major(dims) if value.is_virtual else tuple(strides)
     return _rename_axes(steps, {axis: index for index, group in enumerate(groups) for axis in group}, rank)

@@ -235,6 +235,7 @@ def test_pickle_uses_the_real_module(site: Site) -> None:
         ("import tvm_ffi\n", "missing-dependency", ["requires optional dependencies", 'pip install "cudnn-base[cutedsl]"', "No module named 'tvm_ffi'"]),
         ("def broken(:\n", "broken", ["SyntaxError", "cudnn-gemm-dense 0.1.0", "pip install --force-reinstall --no-deps cudnn-gemm-dense"]),
         ("raise ValueError('no luck')\n", "broken", ["ValueError: no luck", "cudnn_gemm_dense.api:GemmSwiglu"]),
+        ("raise ValueError('CUDNN_KERNELS_LOG: found 7')\n", "broken", ["cudnn.GemmSwiglu cannot be loaded: CUDNN_KERNELS_LOG: found 7"]),
         ("wrapper = 1\n", "broken", ["AttributeError", "GemmSwiglu"]),
         ("import cudnn_gemm_dense.gone\n", "broken", ["No module named 'cudnn_gemm_dense.gone'", "--force-reinstall"]),
         (

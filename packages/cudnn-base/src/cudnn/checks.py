@@ -143,9 +143,13 @@ def as_scalar(name: str, value: Any) -> float:
             f"{name}: found a {type(value).__name__}, needs a number on the host; take it out with .item() where the wait for the device is acceptable"
         )
     try:
+        if isinstance(value, (str, bytes, bytearray)):
+            raise TypeError("text is no number")
         return float(value)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name}: found {value!r}, needs a number") from error
+    except OverflowError as error:
+        raise ValueError(f"{name}: found a number beyond the range of float64, needs one that a float holds") from error
 
 
 def check_tile_and_cluster(tile: tuple[int, int], cluster: tuple[int, int], *, tile_n: Sequence[int], single_cta_cluster: bool) -> None:

@@ -244,6 +244,9 @@ def _load_failure(status: FamilyStatus, path: str, name: str, target: str, error
     if distribution_version(status.distribution) is None:
         state = "broken"
         message = f"{label} cannot be loaded: {status.distribution} was removed while this process ran. Call cudnn.registry.refresh(). ({original})"
+    elif isinstance(error, ValueError) and str(error).startswith("CUDNN_KERNELS_"):
+        state = "broken"
+        message = f"{label} cannot be loaded: {error}"
     elif missing and top not in _DSL_MODULES | own:
         extra = _EXTRAS.get(top)
         install = f'pip install "cudnn-base[{extra}]"' if extra else f"pip install --upgrade {status.distribution}"

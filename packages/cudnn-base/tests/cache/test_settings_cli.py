@@ -59,6 +59,14 @@ def test_info_path_clear(compiler, capsys):
     assert compiler.files() == []
 
 
+@pytest.mark.parametrize("command", ["info", "clear"])
+def test_a_wrong_setting_is_an_error_message(monkeypatch, capsys, command):
+    monkeypatch.setenv("CUDNN_KERNELS_CACHE_MAX_BYTES", "lots")
+    assert cli.main([command]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.startswith("error: CUDNN_KERNELS_CACHE_MAX_BYTES: found 'lots'")
+
+
 def test_off(monkeypatch, capsys):
     monkeypatch.setenv("CUDNN_KERNELS_CACHE", "0")
     assert cli.main(["path"]) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 
 from cudnn.cache import engine, settings
@@ -25,7 +26,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         print(root)
         return 0
-    state = engine.info()
+    try:
+        state = engine.info()
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     if arguments.command == "info":
         if arguments.json:
             print(json.dumps({name: value for name, value in state.as_dict().items() if name not in ("stats", "memory_entries")}))

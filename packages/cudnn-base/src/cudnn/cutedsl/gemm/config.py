@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from operator import index
 
 from cudnn.cutedsl.gemm.problem import GemmProblem
 
@@ -51,7 +52,7 @@ class GemmConfig:
         unknown = sorted(set(value) - known)
         if unknown:
             raise ValueError(f"config: unknown field {', '.join(map(repr, unknown))}; the fields are {', '.join(sorted(known))}")
-        return cls(**value)  # type: ignore[arg-type]
+        return cls(**{name: _field(name, given) for name, given in value.items()})  # type: ignore[arg-type]
 
     @property
     def consumer_warpgroups(self) -> int:
@@ -135,3 +136,18 @@ class GemmConfig:
 
     def __str__(self) -> str:
         return f"{self.tile_m}x{self.tile_n}{'-pingpong' if self.pingpong else ''}-cluster{self.cluster_m}x{self.cluster_n}{f'-split{self.split_k}' if self.split_k > 1 else ''}-{self.raster}{self.group}{f'-k{self.k_atoms}' if self.k_atoms > 1 else ''}"
+
+
+def _field(name: str, given: object) -> object:
+    """The value of a field, NumPy's integers as Python's; ValueError for another type."""
+    kind: type = {"pingpong": bool, "raster": str}.get(name, int)
+    if kind is int and given is None and name == "stages":
+        return None
+    if kind is int and not isinstance(given, bool):
+        try:
+            return index(given)  # type: ignore[arg-type]
+        except TypeError:
+            pass
+    elif isinstance(given, kind) and kind is not int:
+        return given
+    raise ValueError(f"config: {name}: found {given!r} of type {type(given).__name__}, needs {'an integer' if kind is int else f'a {kind.__name__}'}")

@@ -103,7 +103,7 @@ def refuse_wrong_repeats(steps: Sequence[Step]) -> None:
             if not value.is_by_value and not repeats_right(value, target):
                 raise cudnnGraphNotSupportedError(
                     f"node '{step.label}': cuDNN repeats tensor '{value.name}' (uid {value.uid}), which it sees as {list(value.dims)}, "
-                    f"wrongly over {list(target)}; give it all extents, or put the node behind a matmul"
+                    f"wrongly over {list(target)}; give it all extents"
                 )
 
 

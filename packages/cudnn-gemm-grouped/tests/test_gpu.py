@@ -44,9 +44,7 @@ def kernels() -> None:
         op.check_support()
         problem, options = op._bound.kernel_problem, op._bound.options
         specs += [op._spec(problem, options, config) for config in op._configs(problem, options)]
-    specs += [
-        op._spec(op._bound.problem, op._bound.options, config) for op in (example(GroupedGemm), example(GroupedGemmWgrad)) for config in CONFIGS
-    ]
+    specs += [op._spec(op._bound.problem, op._bound.options, config) for op in (example(GroupedGemm), example(GroupedGemmWgrad)) for config in CONFIGS]
     failed = [outcome for outcome in build_all(list(dict.fromkeys(specs)), arch="sm_90a") if outcome.status == "failed"]
     assert not failed, f"{failed[0].spec.label}: {failed[0].error}"
 
@@ -127,7 +125,11 @@ class DgluConformance(DgluHooks, NoEmptyGroups):
         workspace = torch.full((size,), 255, dtype=torch.uint8, device="cuda")
         op.execute(**inputs, **own, workspace=workspace)
         assert all(same_bits(outputs[name], own[name]) for name in outputs)
-        for bad, words in ((workspace[: size // 2], "needs"), (torch.empty(size + 64, dtype=torch.uint8, device="cuda")[64:], "128-byte alignment"), (workspace.cpu(), "workspace")):
+        for bad, words in (
+            (workspace[: size // 2], "needs"),
+            (torch.empty(size + 64, dtype=torch.uint8, device="cuda")[64:], "128-byte alignment"),
+            (workspace.cpu(), "workspace"),
+        ):
             with pytest.raises(ValueError, match=words):
                 op.execute(**inputs, **own, workspace=bad)
 
@@ -374,9 +376,7 @@ def test_pre_activations_beyond_2_to_31_elements() -> None:
     need(3.0 * rows * n * 2)
     counts = [500000, 0, 79839, 500000]
     a, b = random(rows, k), random(4, n, k, scale=k**-0.5)
-    result = grouped_gemm_glu_wrapper(
-        a, None, ends(counts), torch.ones(4, device="cuda"), b, prob_tensor=torch.ones(rows, device="cuda"), generate_c=True
-    )
+    result = grouped_gemm_glu_wrapper(a, None, ends(counts), torch.ones(4, device="cuda"), b, prob_tensor=torch.ones(rows, device="cuda"), generate_c=True)
     starts = [0, *ends(counts).tolist()]
     for group, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
         for at in {start, (start + end) // 2, max(end - 100, start)} if end > start else ():
@@ -454,9 +454,7 @@ print(message(captured))
 """
     import os
 
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env={**os.environ, "CUDNN_KERNELS_VALIDATE": "1"}
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env={**os.environ, "CUDNN_KERNELS_VALIDATE": "1"})
     lines = done.stdout.splitlines()
     assert len(lines) == 7, done.stderr
     assert lines[0] == "nothing"

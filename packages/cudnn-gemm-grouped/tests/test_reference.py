@@ -98,9 +98,7 @@ def test_gated_pairs_and_their_gradient_by_autograd(activation: str, layout: str
         gate, up = scaled.chunk(2, 1)
     value = activated(gate, up, activation)
     (weight[:, None] * value * gradient).sum().backward()
-    found = grouped_gemm_dglu(
-        a, second, saved, ENDS, alpha, beta, prob, activation=activation, scalars=SCALARS, glu_layout=layout, compute_dtype="float64"
-    )
+    found = grouped_gemm_dglu(a, second, saved, ENDS, alpha, beta, prob, activation=activation, scalars=SCALARS, glu_layout=layout, compute_dtype="float64")
     torch.testing.assert_close(found.d[:ROWS], scaled.grad)
     torch.testing.assert_close(found.dprob[:ROWS], weight.grad)
     torch.testing.assert_close(found.dbias, torch.zeros(len(COUNTS), 128, dtype=torch.float64).index_add(0, OWNERS, scaled.grad))

@@ -261,7 +261,7 @@ def test_activation_output() -> None:
     assert list(result) != [] and "activation_tensor" in result.keys() and good["activation_tensor"].isfinite().all()
     assert "activation_tensor" not in grouped_gemm_dglu_wrapper(**dglu_arguments()).keys()
     for change, words in (
-        ({"act_func": "dswiglu"}, "activation_tensor: found one with act_func=\"dswiglu\""),
+        ({"act_func": "dswiglu"}, 'activation_tensor: found one with act_func="dswiglu"'),
         ({"d_dtype": torch.float32}, "activation_tensor: found dtypes"),
         ({"c_tensor": rows(2 * N, torch.float32)}, "activation_tensor: found dtypes"),
         ({"activation_tensor": torch.empty(M, N)}, "activation_tensor: found dtypes"),
@@ -456,7 +456,11 @@ def test_tails_are_neither_read_nor_written(op: str) -> None:
 
 def test_values_of_offsets_on_the_cpu() -> None:
     """Cases 12 and 13."""
-    for bad, words in (([8, 4, M], "found 4 as the end of group 1"), ([8, 8, M + 1], "found 25 as the end of group 2"), ([-8, 8, M], "found -8 as the end of group 0")):
+    for bad, words in (
+        ([8, 4, M], "found 4 as the end of group 1"),
+        ([8, 8, M + 1], "found 25 as the end of group 2"),
+        ([-8, 8, M], "found -8 as the end of group 0"),
+    ):
         with pytest.raises(ValueError, match=words):
             grouped_gemm_wrapper(**arguments(padded_offsets=torch.tensor(bad, dtype=torch.int32)))
         with pytest.raises(ValueError, match=words):

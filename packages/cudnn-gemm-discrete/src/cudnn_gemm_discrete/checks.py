@@ -28,5 +28,7 @@ def check_discrete(op: str, a: Any, num_experts: Any, offsets: Any, *, acc_dtype
 def no_scales(op: str, a: Any, given: dict[str, Any]) -> None:
     """NotImplementedError for block-scaled operands; ValueError for scale factors, and what goes with them, beside 16-bit ones."""
     if a is not None and dtype_name(getattr(a, "dtype", None)) in BLOCK_SCALED_DTYPES:
-        raise NotImplementedError(f"{op}: block-scaled operands ({dtype_name(a.dtype)}) are not implemented yet; dequantise A and the weights to bfloat16 and leave the scale arguments at None")
+        raise NotImplementedError(
+            f"{op}: block-scaled operands ({dtype_name(a.dtype)}) are not implemented yet; dequantise A and the weights to bfloat16 and leave the scale arguments at None"
+        )
     forbid_scales(op, given)

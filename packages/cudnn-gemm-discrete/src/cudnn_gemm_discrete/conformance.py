@@ -39,20 +39,20 @@ class SwigluHooks(_Discrete, hooks.GluHooks):
         return 0 if self.device == "cpu" else MAP_BYTES * batches * (1 if self.glu_layout == "interleaved32" else 2)
 
     @property
-    def scalars_given(self) -> dict[str, float]:
+    def scalars_given(self) -> dict[str, Any]:
         s = self.scalars
         return {"linear_offset": s.linear_offset, "geglu_alpha": s.alpha, "glu_clamp_max": s.high, "glu_clamp_min": s.low} if self.activation == "geglu" else {}
 
     def build(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Any:
         given = self.samples(inputs, outputs)
-        own = {"act_func": self.activation, "b_major": self.b_major, "glu_layout": self.glu_layout}
+        own: dict[str, Any] = {"act_func": self.activation, "b_major": self.b_major, "glu_layout": self.glu_layout}
         op = DiscreteGroupedGemmSwiglu(**given, **self.described(inputs), sample_sfa=None, **own, **self.options)
         execute = op.execute
         op.execute = lambda *args, **kwargs: execute(*args, **{**self.scalars_given, **kwargs})  # type: ignore[method-assign]
         return op
 
     def wrapper(self, inputs: Mapping[str, Any], **options: Any) -> TupleDict:
-        own = {"c_dtype": self.c_dtype, "d_dtype": self.d_dtype, "act_func": self.activation, "b_major": self.b_major, "glu_layout": self.glu_layout}
+        own: dict[str, Any] = {"c_dtype": self.c_dtype, "d_dtype": self.d_dtype, "act_func": self.activation, "b_major": self.b_major, "glu_layout": self.glu_layout}
         return discrete_grouped_gemm_swiglu_wrapper(
             **inputs, sfa_tensor=None, sfb_ptrs=None, n=self._n, b_dtype=self.dtype, **self.scalars_given, **{**own, **self.options, **renamed(options)}
         )

@@ -50,18 +50,18 @@ class ProductHooks(_Rows, hooks.ProductHooks):
         return GroupedGemm(**given, **self.pointers(inputs), generate_c=self.c_dtype is not None, b_major=self.b_major, **self.options)
 
     def wrapper(self, inputs: Mapping[str, Any], **options: Any) -> TupleDict:
-        own = {"d_dtype": self.d_dtype, "c_dtype": self.c_dtype, "generate_c": self.c_dtype is not None, "b_major": self.b_major, **self.options}
+        own: dict[str, Any] = {"d_dtype": self.d_dtype, "c_dtype": self.c_dtype, "generate_c": self.c_dtype is not None, "b_major": self.b_major, **self.options}
         return grouped_gemm_wrapper(**inputs, **self.pointers_of_wrapper(inputs), **{**own, **renamed(options)})
 
 
 class GluHooks(_Rows, hooks.GluHooks):
     def build(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> GroupedGemmGlu:
         given = {"sample_c": None, "sample_sfa": None, **samples(inputs, outputs)}
-        own = {"act_func": self.activation, "glu_layout": self.glu_layout, "b_major": self.b_major, "generate_c": self.c_dtype is not None}
+        own: dict[str, Any] = {"act_func": self.activation, "glu_layout": self.glu_layout, "b_major": self.b_major, "generate_c": self.c_dtype is not None}
         return GroupedGemmGlu(**given, **self.pointers(inputs), **own, **self.options)
 
     def wrapper(self, inputs: Mapping[str, Any], **options: Any) -> TupleDict:
-        own = {
+        own: dict[str, Any] = {
             "d_dtype": self.d_dtype,
             "c_dtype": self.c_dtype,
             "generate_c": self.c_dtype is not None,
@@ -97,11 +97,11 @@ class DgluHooks(_Rows, hooks.DgluHooks):
         a = inputs["a_tensor"]
         dprob = torch.full((a.shape[0], 1, 1) if self.legacy else (a.shape[0],), self.initial["dprob_tensor"], device=a.device)
         n = inputs["c_tensor"].shape[1] // 2
-        extra = {}
+        extra: dict[str, Any] = {}
         if self.activation_output:
             shape, stride, dtype = self.layout(a.shape[0], n, self.dtype)
             extra["activation_tensor"] = torch.empty_strided(shape, stride, dtype=dtype, device=a.device)
-        own = {"d_dtype": self.d_dtype, "generate_dbias": self.dbias, "deterministic": self.deterministic, **self.own}
+        own: dict[str, Any] = {"d_dtype": self.d_dtype, "generate_dbias": self.dbias, "deterministic": self.deterministic, **self.own}
         result = grouped_gemm_dglu_wrapper(**inputs, dprob_tensor=dprob, **extra, **self.pointers_of_wrapper(inputs), **{**own, **renamed(options)})
         return {name: t for name, t in result.items() if t is not None}
 
@@ -114,7 +114,7 @@ class WgradHooks(hooks.WgradHooks):
         return GroupedGemmWgrad(**{"sample_sfa": None, "sample_sfb": None, **samples(inputs, outputs)}, **self.options)
 
     def wrapper(self, inputs: Mapping[str, Any], **options: Any) -> TupleDict:
-        given = {}
+        given: dict[str, Any] = {}
         if self.adds:
             a, b, offsets = (inputs[name] for name in ("a_tensor", "b_tensor", "offsets_tensor"))
             given["wgrad_tensor"] = torch.full((offsets.shape[0], a.shape[0], b.shape[1]), self.initial["wgrad_tensor"], dtype=self.d_dtype, device=a.device)

@@ -21,7 +21,11 @@ AXES = ("E", "T", "N", "K")
 UNEVEN: tuple[Shape, ...] = ((8, 16384, 4096, 7168), (32, 32768, 4096, 7168), (128, 16384, 1536, 4096), (64, 1024, 4096, 7168))
 # Mixtral-8x7B, Qwen3-30B-A3B and DeepSeek-V3 with 8192 tokens: gate and up of the first weight together, then the second.
 TOKENS = 8192
-MODELS: Mapping[str, tuple[int, int, int, int]] = {"mixtral-8x7b": (8, 2, 4096, 14336), "qwen3-30b-a3b": (128, 8, 2048, 768), "deepseek-v3": (256, 8, 7168, 2048)}
+MODELS: Mapping[str, tuple[int, int, int, int]] = {
+    "mixtral-8x7b": (8, 2, 4096, 14336),
+    "qwen3-30b-a3b": (128, 8, 2048, 768),
+    "deepseek-v3": (256, 8, 7168, 2048),
+}
 GATE_UP: tuple[Shape, ...] = tuple((e, TOKENS * top_k, 2 * inner, hidden) for e, top_k, hidden, inner in MODELS.values())
 DOWN: tuple[Shape, ...] = tuple((e, TOKENS * top_k, hidden, inner) for e, top_k, hidden, inner in MODELS.values())
 # In the backward pass the gradient of the hidden states comes in, and meets the second weight transposed.

@@ -8,7 +8,6 @@ from typing import Any
 from cudnn.gemm_operation import GemmOperation
 from cudnn.wrapper_calls import Arguments, Output, WrapperCalls, flatten
 
-
 GIVEN = "given"  # the option that holds the names of what is given
 
 

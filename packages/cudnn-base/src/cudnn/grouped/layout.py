@@ -88,7 +88,8 @@ class GroupedLayout(GemmLayout):
     def line_problem(self, metas: Sequence[Metadata], majors: Mapping[str, str]) -> str | None:
         """None if every matrix keeps the 16-byte rule, else the first that does not."""
         for i in self.matrices:
-            rule, meta = self.rules[i], metas[i]
+            rule: GroupedRule = self.rules[i]  # type: ignore[assignment]
+            meta = metas[i]
             names = [str(axis) for axis in rule.axes]
             axis = names.index(majors[rule.name].rpartition(",")[2])
             extent, unit = meta.shape[axis], 128 // itemsize_bits(meta.dtype)

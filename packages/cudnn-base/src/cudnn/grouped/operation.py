@@ -56,7 +56,9 @@ class GroupedOperation(GemmOperation):
     """A GEMM of groups whose ends, int32 (E,), only the device knows. See ``GemmOperation``."""
 
     def __init__(self, samples: Samples, *, operands: int, backend: str, config: GemmConfig | Mapping[str, object] | None) -> None:
-        super().__init__([(rule.name, t) for rule, t in samples], GroupedLayout([rule for rule, _ in samples]), operands=operands, backend=backend, config=config)
+        super().__init__(
+            [(rule.name, t) for rule, t in samples], GroupedLayout([rule for rule, _ in samples]), operands=operands, backend=backend, config=config
+        )
         self._validates = os.environ.get(VALIDATE, "0") not in ("", "0")
 
     # What a subclass says about itself.
@@ -166,7 +168,9 @@ class GroupedOperation(GemmOperation):
         import torch
 
         if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(f"{type(self).__name__}: {VALIDATE} reads offsets and pointers back from the device, which a stream that is captured cannot do; unset it, or validate before capturing")
+            raise RuntimeError(
+                f"{type(self).__name__}: {VALIDATE} reads offsets and pointers back from the device, which a stream that is captured cannot do; unset it, or validate before capturing"
+            )
         with stream_context(stream, tensors[0].device):
             self._validate(tensors, extents)
 
@@ -222,7 +226,10 @@ class RowsOperation(GroupedOperation):
     ) -> None:
         self.glu_layout, self.b_major = glu_layout, b_major
         owner = type(self).__name__
-        for name, t in (("a_tensor", sample_a), *(("b_tensor", one) for one in (sample_b if isinstance(sample_b, (tuple, list)) else (sample_b,)) if one is not None)):
+        for name, t in (
+            ("a_tensor", sample_a),
+            *(("b_tensor", one) for one in (sample_b if isinstance(sample_b, (tuple, list)) else (sample_b,)) if one is not None),
+        ):
             sample_metadata(owner, name, t)
         self.unit_axes = rank_of("a_tensor", sample_a) == 3
         weights = self._weights(sample_a, sample_b, num_experts, b_shape, b_dtype, n_major_tensors)
@@ -255,14 +262,22 @@ class RowsOperation(GroupedOperation):
         if num_experts is not None:
             raise ValueError(f"Dense mode forbids num_experts, found {num_experts}; sample_b says it")
         tensors = name_weights("b_tensor", b, self.glu_layout)
-        return Weights(False, names, tuple(self._b_rule(name, t, a, n_major_tensors) for name, t in zip(names, tensors, strict=True)), tensors, tuple(t.dtype for t in tensors))
+        return Weights(
+            False,
+            names,
+            tuple(self._b_rule(name, t, a, n_major_tensors) for name, t in zip(names, tensors, strict=True)),
+            tensors,
+            tuple(t.dtype for t in tensors),
+        )
 
     def _b_rule(self, name: str, t: Any, a: Any, n_major: bool) -> GroupedRule:
         """(E, N, K), with ``n_major`` and b_major="n" (E, K, N), or (N, K, E) with the axes in memory in the order E, N, K."""
         rows = "n/2" if self.glu_layout == "separate" else "n"
         if not is_canonical(name, t, a):
             if n_major and self.b_major == "n":
-                raise ValueError(f'{name}: found strides {tuple(metadata(t).stride)} with b_major="n", needs a contiguous (E, K, N) tensor; legacy (N, K, E) ones are k-major')
+                raise ValueError(
+                    f'{name}: found strides {tuple(metadata(t).stride)} with b_major="n", needs a contiguous (E, K, N) tensor; legacy (N, K, E) ones are k-major'
+                )
             return GroupedRule(name, (rows, "k", "e"), ((2, 0, 1),), True)
         if n_major and self.b_major == "n":
             return GroupedRule(name, ("e", "k", rows), ((0, 1, 2),), True)
@@ -289,7 +304,13 @@ class RowsOperation(GroupedOperation):
     def _check_tensors(self) -> None:
         for dtype in self._b_dtypes:
             operand_family(self._samples[0].dtype, dtype, self.op)
-        for name, wanted in (("padded_offsets", "int32"), ("alpha_tensor", "float32"), ("beta_tensor", "float32"), ("prob_tensor", "float32"), ("dprob_tensor", "float32")):
+        for name, wanted in (
+            ("padded_offsets", "int32"),
+            ("alpha_tensor", "float32"),
+            ("beta_tensor", "float32"),
+            ("prob_tensor", "float32"),
+            ("dprob_tensor", "float32"),
+        ):
             found = self._dtype(name)
             if found is not None:
                 checks.check_dtype(name, found, (wanted,))
@@ -462,4 +483,4 @@ def name_weights(name: str, b: Any, glu_layout: str) -> tuple[Any, ...]:
     return tuple(b)
 
 
-__all__ = ["GroupedOperation", "RowsOperation", "Scratch", "Samples", "validate_pointers", "weights_given", "name_weights"]
+__all__ = ["GroupedOperation", "RowsOperation", "Samples", "Scratch", "name_weights", "validate_pointers", "weights_given"]

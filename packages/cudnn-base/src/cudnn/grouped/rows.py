@@ -113,9 +113,7 @@ class GluRows(RowsOperation):
 
     def _problem(self, majors: Mapping[str, str]) -> tuple[GemmProblem, GluOptions]:
         dtype = self._dtype
-        options = GluOptions(
-            str(dtype("d_tensor")), dtype("c_tensor"), dtype("bias_tensor"), self.activation, self.glu_layout, self._has["prob_tensor"]
-        )
+        options = GluOptions(str(dtype("d_tensor")), dtype("c_tensor"), dtype("bias_tensor"), self.activation, self.glu_layout, self._has["prob_tensor"])
         return self._row_problem(), options
 
     def _kernel_scalars(self, scalars: Mapping[str, Any]) -> Scalars:
@@ -230,7 +228,9 @@ class DgluRows(RowsOperation):
             if self.activation != "geglu":
                 raise ValueError(f'activation_tensor: found one with act_func="d{self.activation}", needs "dgeglu"')
             if not c == d == found == a:
-                raise ValueError(f"activation_tensor: found dtypes c_tensor {c}, d_row_tensor {d}, activation_tensor {found}, needs all of them {a}, as a_tensor")
+                raise ValueError(
+                    f"activation_tensor: found dtypes c_tensor {c}, d_row_tensor {d}, activation_tensor {found}, needs all of them {a}, as a_tensor"
+                )
 
     def _check_columns(self, n: int) -> None:
         if self.glu_layout == "interleaved32" and n % 32:

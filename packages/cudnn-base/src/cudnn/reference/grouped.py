@@ -33,7 +33,9 @@ def offset_problem(ends: Sequence[int], extent: int) -> str | None:
     for group, end in enumerate(ends):
         if end < before:
             what = "is negative" if end < 0 else f"is below {before}, the end of group {group - 1}"
-            return f"found {end} as the end of group {group}, which {what}; needs ends (not sizes) that never decrease, for example torch.cumsum(sizes, 0).int()"
+            return (
+                f"found {end} as the end of group {group}, which {what}; needs ends (not sizes) that never decrease, for example torch.cumsum(sizes, 0).int()"
+            )
         if end > extent:
             return f"found {end} as the end of group {group}, needs {extent} at most, the number of rows"
         before = end

@@ -401,7 +401,19 @@ def _build(tensors: Arguments, outputs: Arguments, options: Arguments) -> Discre
     )
 
 
-_PASSED_ON = ("acc_dtype", "mma_tiler_mn", "cluster_shape_mn", "m_aligned", "act_func", "b_major", "epilogue_op", "glu_layout", "deterministic", "backend", "config")
+_PASSED_ON = (
+    "acc_dtype",
+    "mma_tiler_mn",
+    "cluster_shape_mn",
+    "m_aligned",
+    "act_func",
+    "b_major",
+    "epilogue_op",
+    "glu_layout",
+    "deterministic",
+    "backend",
+    "config",
+)
 
 
 def _operator() -> Any:

@@ -320,9 +320,7 @@ def discrete_grouped_gemm_swiglu_wrapper(
     }
     scalars = dict(zip(SCALARS, glu_scalars(linear_offset, act_func, geglu_alpha, glu_clamp_max, glu_clamp_min), strict=True))
     made = CALLS(tensors, scalars, options, current_stream)
-    return TupleDict(
-        c_tensor=made["c_tensor"], d_tensor=made["d_tensor"], d_col_tensor=None, amax_tensor=None, sfd_row_tensor=None, sfd_col_tensor=None
-    )
+    return TupleDict(c_tensor=made["c_tensor"], d_tensor=made["d_tensor"], d_col_tensor=None, amax_tensor=None, sfd_row_tensor=None, sfd_col_tensor=None)
 
 
 def _outputs(tensors: Arguments, options: Arguments) -> dict[str, Output]:
@@ -348,7 +346,10 @@ def _build(tensors: Arguments, outputs: Arguments, options: Arguments) -> Discre
         sample_bias=tensors.get("bias_tensor"),
         sample_prob=tensors.get("prob_tensor"),
         **by_pointers(tensors, options["n"], options["b_dtype"]),
-        **{name: options[name] for name in ("acc_dtype", "mma_tiler_mn", "cluster_shape_mn", "m_aligned", "act_func", "b_major", "glu_layout", "backend", "config")},
+        **{
+            name: options[name]
+            for name in ("acc_dtype", "mma_tiler_mn", "cluster_shape_mn", "m_aligned", "act_func", "b_major", "glu_layout", "backend", "config")
+        },
     )
 
 

@@ -13,12 +13,12 @@ from cudnn.grouped.calls import GroupedCalls
 from cudnn.grouped.checks import OPERAND_DTYPES, check_hints, check_options, finite, forbid_scales, weights_given
 from cudnn.grouped.configs import default_configs
 from cudnn.grouped.options import DgluOptions, kernel_spec
+from cudnn.grouped.outputs import by_pointers, check_a, check_cd_major, rows_output, weight_rows
 from cudnn.grouped.rows import DgluRows, glu_scalars
 from cudnn.tensors import check_alignment
 from cudnn.tuple_dict import TupleDict
 from cudnn.workspace import check_buffers_disjoint
 from cudnn.wrapper_calls import Arguments, Output
-from cudnn.grouped.outputs import by_pointers, check_a, check_cd_major, rows_output, weight_rows
 
 if TYPE_CHECKING:
     import torch
@@ -451,7 +451,11 @@ def _build(tensors: Arguments, outputs: Arguments, options: Arguments) -> Groupe
         outputs["d_row_tensor"],
         None,
         None,
-        *(tensors[name] for name in ("padded_offsets", "alpha_tensor", "beta_tensor", "prob_tensor", "dprob_tensor")),
+        tensors["padded_offsets"],
+        tensors["alpha_tensor"],
+        tensors["beta_tensor"],
+        tensors["prob_tensor"],
+        tensors["dprob_tensor"],
         sample_b=tensors.get("b_tensor"),
         sample_dbias=outputs.get("dbias_tensor"),
         sample_activation=tensors.get("activation_tensor"),

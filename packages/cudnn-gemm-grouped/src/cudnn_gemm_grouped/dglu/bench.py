@@ -114,7 +114,9 @@ BENCH = Benchmark(
     inputs=_inputs,
     ours=_ours,
     peers=(
-        Candidate("ours-deterministic", "cudnn grouped_gemm_dglu, dprob in a fixed order", lambda i: _bind(i, deterministic=True), lambda d: {"d": d}, in_place=True),
+        Candidate(
+            "ours-deterministic", "cudnn grouped_gemm_dglu, dprob in a fixed order", lambda i: _bind(i, deterministic=True), lambda d: {"d": d}, in_place=True
+        ),
         Candidate("ours-dbias", "cudnn grouped_gemm_dglu with dbias", lambda i: _bind(i, dbias=True), lambda d: {"d": d}, in_place=True),
         Candidate("ours-unfused", "cudnn grouped_gemm alone", bind_unfused, lambda g: {"g": g}, whole=False, in_place=True),
         Candidate("torch-compile", "torch._grouped_mm, then torch.compile'd gradient", _bind_compiled, lambda d: {"d": d}),

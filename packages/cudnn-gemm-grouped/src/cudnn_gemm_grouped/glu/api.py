@@ -13,10 +13,10 @@ from cudnn.grouped.calls import GroupedCalls
 from cudnn.grouped.checks import OPERAND_DTYPES, check_hints, check_options, forbid_scales, weights_given
 from cudnn.grouped.configs import default_configs
 from cudnn.grouped.options import B_PARTS, GluOptions, kernel_spec
+from cudnn.grouped.outputs import by_pointers, check_a, check_cd_major, rows_output, weight_rows
 from cudnn.grouped.rows import GluRows, glu_scalars
 from cudnn.tuple_dict import TupleDict
 from cudnn.wrapper_calls import Arguments, Output
-from cudnn.grouped.outputs import by_pointers, check_a, check_cd_major, rows_output, weight_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,7 +129,9 @@ class GroupedGemmGlu(GluRows):
         if sample_prob is None:
             raise ValueError("prob_tensor is required, found None; pass ones where rows have no factor")
         if generate_c == (sample_c is None):
-            raise ValueError(f"sample_c: found {'None' if sample_c is None else 'one'} with generate_c={generate_c}, needs {'one' if sample_c is None else 'None'}")
+            raise ValueError(
+                f"sample_c: found {'None' if sample_c is None else 'one'} with generate_c={generate_c}, needs {'one' if sample_c is None else 'None'}"
+            )
         super().__init__(
             sample_a,
             sample_b,
@@ -220,7 +222,17 @@ class GroupedGemmGlu(GluRows):
         """
         scales = (sfa_tensor, sfb_tensor, sfb_ptrs, d_col_tensor, sfd_row_tensor, sfd_col_tensor, amax_tensor, norm_const_tensor, scheduler_counter_tensor)
         if scales != _NO_SCALES or (geglu_alpha, glu_clamp_max, glu_clamp_min) != (GEGLU_ALPHA, CLAMP_MAX, CLAMP_MIN):
-            names = ("sfa_tensor", "sfb_tensor", "sfb_ptrs", "d_col_tensor", "sfd_row_tensor", "sfd_col_tensor", "amax_tensor", "norm_const_tensor", "scheduler_counter_tensor")
+            names = (
+                "sfa_tensor",
+                "sfb_tensor",
+                "sfb_ptrs",
+                "d_col_tensor",
+                "sfd_row_tensor",
+                "sfd_col_tensor",
+                "amax_tensor",
+                "norm_const_tensor",
+                "scheduler_counter_tensor",
+            )
             forbid_scales("GroupedGemmGlu.execute", {**dict(zip(names, scales, strict=True)), **_changed_scalars(geglu_alpha, glu_clamp_max, glu_clamp_min)})
         self._execute(
             a_tensor,
@@ -351,9 +363,7 @@ def grouped_gemm_glu_wrapper(
     forbid_scales("grouped_gemm_glu_wrapper", scales)
     scalars = {"linear_offset": glu_scalars(linear_offset, act_func).linear_offset}
     made = CALLS(tensors, scalars, options, current_stream)
-    return TupleDict(
-        c_tensor=made.get("c_tensor"), d_tensor=made["d_tensor"], d_col_tensor=None, amax_tensor=None, sfd_row_tensor=None, sfd_col_tensor=None
-    )
+    return TupleDict(c_tensor=made.get("c_tensor"), d_tensor=made["d_tensor"], d_col_tensor=None, amax_tensor=None, sfd_row_tensor=None, sfd_col_tensor=None)
 
 
 def _outputs(tensors: Arguments, options: Arguments) -> dict[str, Output]:

@@ -29,9 +29,7 @@ def _bind(inputs: Inputs, config: Config = None, layout: str = "interleaved32", 
     rows, n = a.shape[0], w.shape[1]
     c = torch.empty(rows, n, device=a.device, dtype=a.dtype) if keep else None
     d = torch.empty(rows, n // 2, device=a.device, dtype=a.dtype)
-    operation = compiled(
-        GroupedGemmGlu(a, c, d, None, ends, alpha, sample_b=w, sample_prob=prob, generate_c=keep, glu_layout=layout, config=config)
-    )
+    operation = compiled(GroupedGemmGlu(a, c, d, None, ends, alpha, sample_b=w, sample_prob=prob, generate_c=keep, glu_layout=layout, config=config))
 
     def call() -> tuple[Any, torch.Tensor]:
         operation.execute(a, c, d, None, ends, alpha, w, prob_tensor=prob)
@@ -116,8 +114,12 @@ BENCH = Benchmark(
     inputs=grouped.operands,
     ours=_ours,
     peers=(
-        Candidate("ours-concatenated", "cudnn grouped_gemm_glu, [gate; up] weights", lambda inputs: _bind(inputs, layout="concatenated"), _named, in_place=True),
-        Candidate("ours-inference", "cudnn grouped_gemm_glu, no pre-activation", lambda inputs: _bind(inputs, keep=False), _interleaved, whole=False, in_place=True),
+        Candidate(
+            "ours-concatenated", "cudnn grouped_gemm_glu, [gate; up] weights", lambda inputs: _bind(inputs, layout="concatenated"), _named, in_place=True
+        ),
+        Candidate(
+            "ours-inference", "cudnn grouped_gemm_glu, no pre-activation", lambda inputs: _bind(inputs, keep=False), _interleaved, whole=False, in_place=True
+        ),
         Candidate("ours-unfused", "cudnn grouped_gemm alone", bind_unfused, lambda d: {"c": d}, whole=False, in_place=True),
         Candidate("torch-compile", "torch._grouped_mm, then torch.compile'd SwiGLU", _bind_compiled, _named),
         dense.part(grouped.torch_grouped("c")),

@@ -15,11 +15,11 @@ from cudnn.grouped.configs import default_configs
 from cudnn.grouped.layout import vector
 from cudnn.grouped.operation import RowsOperation, Samples
 from cudnn.grouped.options import ProductOptions, kernel_spec
+from cudnn.grouped.outputs import by_pointers, check_a, check_cd_major, rows_output, weight_rows
 from cudnn.grouped.rows import check_presence, write_rows
 from cudnn.reference.grouped import grouped_gemm
 from cudnn.tuple_dict import TupleDict
 from cudnn.wrapper_calls import Arguments, Output
-from cudnn.grouped.outputs import by_pointers, check_a, check_cd_major, rows_output, weight_rows
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +101,9 @@ class GroupedGemm(RowsOperation):
         if sample_prob is None:
             raise ValueError("prob_tensor is required, found None; pass ones where rows have no factor")
         if generate_c == (sample_c is None):
-            raise ValueError(f"sample_c: found {'None' if sample_c is None else 'one'} with generate_c={generate_c}, needs {'one' if sample_c is None else 'None'}")
+            raise ValueError(
+                f"sample_c: found {'None' if sample_c is None else 'one'} with generate_c={generate_c}, needs {'one' if sample_c is None else 'None'}"
+            )
         sample_metadata(type(self).__name__, "a_tensor", sample_a)
         unit = len(sample_a.shape) == 3
         rest: Samples = [(self.matrix_rule("d_tensor", "n", unit), sample_d)]

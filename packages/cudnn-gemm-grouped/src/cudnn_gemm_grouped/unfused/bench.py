@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cudnn.bench import Benchmark, Candidate, HostPath, grouped
 from cudnn.bench.spec import Inputs

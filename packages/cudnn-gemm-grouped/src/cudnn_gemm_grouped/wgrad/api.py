@@ -202,7 +202,9 @@ class GroupedGemmWgrad(GroupedOperation):
             meta = sample_metadata(type(self).__name__, "sample_wgrad_expert", expert)
             wanted = (self._wgrad_shape, checks.required_dtype("wgrad_dtype", wgrad_dtype))
             if (meta.shape, meta.dtype) != wanted:
-                raise ValueError(f"sample_wgrad_expert: found shape {meta.shape} and dtype {meta.dtype}, needs {wanted[0]} and {wanted[1]}, as wgrad_shape and wgrad_dtype say")
+                raise ValueError(
+                    f"sample_wgrad_expert: found shape {meta.shape} and dtype {meta.dtype}, needs {wanted[0]} and {wanted[1]}, as wgrad_shape and wgrad_dtype say"
+                )
         return TensorDesc("int64", (experts,), (1,), (0,), a.device, name="wgrad_ptrs")
 
     def _constructor_arguments(self) -> dict[str, Any]:
@@ -222,7 +224,9 @@ class GroupedGemmWgrad(GroupedOperation):
             return
         unit = 128 // (32 if self.wgrad_dtype == "float32" else 16)
         if extents.n % unit:
-            raise ValueError(f"wgrad_ptrs: found n = {extents.n} contiguous {self.wgrad_dtype} elements, so lines are not 16B aligned; needs a multiple of {unit}; pad n with zeros")
+            raise ValueError(
+                f"wgrad_ptrs: found n = {extents.n} contiguous {self.wgrad_dtype} elements, so lines are not 16B aligned; needs a multiple of {unit}; pad n with zeros"
+            )
 
     def check_support(self) -> bool:
         """True when the operation can be compiled for the samples; reads metadata only.
@@ -242,7 +246,12 @@ class GroupedGemmWgrad(GroupedOperation):
         a_major, b_major = majors["a_tensor"][-1], majors["b_tensor"][-1]
         dtype = str(self._dtype("a_tensor"))
         problem = GemmProblem(
-            dtype, dtype, a_major=a_major, b_major=b_major, grouping="steps", step_blocks=self.input_order is WGradInputOrder.TensorRagged and "k" in (a_major, b_major)
+            dtype,
+            dtype,
+            a_major=a_major,
+            b_major=b_major,
+            grouping="steps",
+            step_blocks=self.input_order is WGradInputOrder.TensorRagged and "k" in (a_major, b_major),
         )
         return problem, WgradOptions(self.wgrad_dtype, self.accumulate_on_output, self.pointers)
 
@@ -333,7 +342,9 @@ class GroupedGemmWgrad(GroupedOperation):
 
         meta = metadata(wgrad)
         if len(meta.shape) != 3 or meta.dtype != self.wgrad_dtype or not wgrad.is_contiguous() or wgrad.data_ptr() % 16:
-            raise ValueError(f"wgrad_tensor: found shape {meta.shape}, strides {meta.stride}, dtype {meta.dtype}, needs a contiguous 16-byte aligned (E, m, n) tensor of {self.wgrad_dtype}")
+            raise ValueError(
+                f"wgrad_tensor: found shape {meta.shape}, strides {meta.stride}, dtype {meta.dtype}, needs a contiguous 16-byte aligned (E, m, n) tensor of {self.wgrad_dtype}"
+            )
         step = meta.shape[1] * meta.shape[2] * wgrad.element_size()
         return wgrad.data_ptr() + step * torch.arange(meta.shape[0], dtype=torch.int64, device=offsets.device)
 

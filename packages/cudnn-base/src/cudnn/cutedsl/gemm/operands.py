@@ -363,7 +363,9 @@ class StridedLoader(LoopInvariant):
                 pair = i * c.cluster_m + self.cta_m if c.cluster_m > 1 else i
                 for part in range(2):
                     at = (tile.n * pairs + pair, k_tile, b_plane)
-                    self._copy(1 + part, self.sB, (2 * pair + part, stage), (SLAB_COLUMNS, tile_k), 0, b_k, at, 0, 1, barrier, masked | self._map(tile, 1 + part))
+                    self._copy(
+                        1 + part, self.sB, (2 * pair + part, stage), (SLAB_COLUMNS, tile_k), 0, b_k, at, 0, 1, barrier, masked | self._map(tile, 1 + part)
+                    )
 
     def _map(self, tile, descriptor: int) -> dict:
         """The map to use instead of ``descriptor``, as an argument."""

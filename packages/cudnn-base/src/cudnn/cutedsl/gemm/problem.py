@@ -56,7 +56,11 @@ class GemmProblem:
         ):
             if value not in allowed:
                 raise ValueError(f"GemmProblem.{name}: found {value!r}, needs one of {', '.join(map(repr, allowed))}")
-        for name, value, grouping in (("b_pointers", self.b_pointers, "rows"), ("unit_axes", self.unit_axes, "rows"), ("step_blocks", self.step_blocks, "steps")):
+        for name, value, grouping in (
+            ("b_pointers", self.b_pointers, "rows"),
+            ("unit_axes", self.unit_axes, "rows"),
+            ("step_blocks", self.step_blocks, "steps"),
+        ):
             if value and self.grouping != grouping:
                 raise ValueError(f"GemmProblem.{name}: found True with grouping {self.grouping!r}, needs {grouping!r}")
 

@@ -63,4 +63,3 @@ class MapWriter:
                 flags[0] = flags[0] & Int32(~(1 << 21))
             cute.arch.sync_warp()
             cpasync.cp_fence_tma_desc_release(map_pointer(table, group, slot), words)
-

@@ -61,7 +61,8 @@ def _fit_pointwise(steps: list[Step], values: list[Value], rank: int) -> list[St
     if not possible:
         return steps
     best = next((groups for groups in possible if _repeats_right(steps, groups)), possible[0])
-    return _regroup(steps, values, [[]] * (TARGET - len(best)) + best, rank)
+    missing: list[list[int]] = [[] for _ in range(TARGET - len(best))]
+    return _regroup(steps, values, missing + best, rank)
 
 
 def _splits(axes: Sequence[int], count: int) -> Iterator[list[list[int]]]:

@@ -86,6 +86,8 @@ def device(monkeypatch, tmp_path, fresh):
     monkeypatch.setitem(operation.DEVICES, "sm90", "cpu")
     monkeypatch.setattr(operation, "device_info", lambda _: types.SimpleNamespace(sm_count=132, device_name=DEVICE))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
     fresh(gemm_api.CALLS, swiglu_api.CALLS)
     log.shipped = tmp_path / "tuned" / "nvidia-h200.json"
     return log
@@ -302,7 +304,8 @@ def test_tuning_a_wrapper_and_a_class(device, monkeypatch):
     monkeypatch.setattr(tuner, "_cuda_timer", lambda ordinal: Clock(device, {160: 40.0, 96: 1.0}))
     device.wrong.add(96)
     a, b, d = operands()
-    result = cudnn.gemm_wrapper(a, b)
+    for _ in range(3):  # a repeated call takes a shorter way
+        result = cudnn.gemm_wrapper(a, b)
     before = config_used(device)
     (tuned,) = cudnn.tune(cudnn.gemm_wrapper, a, b)
     assert tuned.default == before and tuned.best.tile_n == 160 and tuned.best_us < 41 < tuned.default_us
@@ -310,8 +313,9 @@ def test_tuning_a_wrapper_and_a_class(device, monkeypatch):
     assert wrong and all(
         c.reason.startswith("wrong: ") and c.reason.endswith("of 81920 elements differ from those of the default configuration") for c in wrong
     )
-    again = cudnn.gemm_wrapper(a, b)
-    assert config_used(device) == tuned.best and torch.equal(again["d_tensor"], result["d_tensor"])
+    for _ in range(3):
+        again = cudnn.gemm_wrapper(a, b)
+        assert config_used(device) == tuned.best and torch.equal(again["d_tensor"], result["d_tensor"])
     assert json.loads(json.dumps(tuned.as_dict()))["op"] == "gemm"
     # Objects that are compiled later know it, those from before once autotune meets them; another size is another problem.
     op = cudnn.Gemm(a, b, d)
@@ -325,6 +329,7 @@ def test_tuning_a_wrapper_and_a_class(device, monkeypatch):
         op.execute(a, b, d)
         op.execute(*large)
         op.execute(*large)
+    op.execute(*large)
     assert [r.extents for r in results] == [(4096, 320, 64, 1)] and config_used(device) == results[0].best
     torch.testing.assert_close(large[2].float(), gemm_reference(*large[:2]), rtol=1e-2, atol=1e-2)
 

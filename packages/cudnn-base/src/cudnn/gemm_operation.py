@@ -77,9 +77,12 @@ def sample_metadata(op: str, name: str, t: Any) -> Metadata:
             raise ValueError(f"{op}: {name} is None, needs a tensor or a TensorDesc")
         require_torch_like(op, [(name, t)])
     try:
-        return metadata(t)
+        found = metadata(t)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
+    if found.dtype is None:
+        raise ValueError(f"{name}: found dtype {t.dtype}, which no operation takes; cast it")
+    return found
 
 
 class GemmOperation(APIBase):
@@ -147,6 +150,11 @@ class GemmOperation(APIBase):
     def _candidates(self, problem: GemmProblem, options: Any, extents: Extents) -> tuple[GemmConfig, ...]:
         """The configurations that a tuner tries for these extents."""
         return self._default_configs(problem, options)
+
+    @property
+    def _constant_scalars(self) -> Scalars:
+        """Scalars that the kernel takes behind those of ``execute``."""
+        return ()
 
     @property
     def _takes_as_given(self) -> bool:
@@ -311,13 +319,13 @@ class GemmOperation(APIBase):
         import torch
 
         names, count = self._layout.names, self._operands
-        if not self._takes_as_given or not all(name in arguments for name in names) or self._bound.selected != "sm90":  # type: ignore[union-attr]
+        if self.selected_backend != "sm90" or not self._takes_as_given or not all(name in arguments for name in names):
             return None
         tensors = tuple(arguments[name] for name in names)
         launch = self._launches.get(tuple([(t.shape, t.stride(), t.dtype, t.get_device()) for t in tensors]))
         if launch is None or launch.kernel is None or launch.scratch_bytes:
             return None
-        kernel, clusters, device = launch.kernel, launch.clusters, tensors[0].get_device()
+        kernel, clusters, device, launches, constants = launch.kernel, launch.clusters, tensors[0].get_device(), self._launches, self._constant_scalars
         current_device, current_stream, address_of = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream, torch.Tensor.data_ptr
 
         def repeat(inputs: Mapping[str, Any], outputs: Mapping[str, Any], scalars: Mapping[str, Any]) -> bool:
@@ -325,9 +333,10 @@ class GemmOperation(APIBase):
             addresses = 0
             for address in map(address_of, tensors):
                 addresses |= address
-            if addresses & 15 or state.active is not None or device != current_device():
+            # The table of launches is another one after tuning.
+            if addresses & 15 or state.active is not None or device != current_device() or self._launches is not launches:
                 return False
-            kernel(tensors[:count], tensors[count:], tuple(scalars.values()), clusters, current_stream(device))
+            kernel(tensors[:count], tensors[count:], (*scalars.values(), *constants), clusters, current_stream(device))
             return True
 
         return repeat
@@ -348,6 +357,8 @@ class GemmOperation(APIBase):
             if launch is None:
                 return
         if launch.kernel is None:
+            # All devices but CUDA's have the index -1, so what is remembered may be of another one.
+            self._check_devices(tensors)
             launch.otherwise(tensors, scalars, stream)
             return
         addresses = 0
@@ -400,24 +411,25 @@ class GemmOperation(APIBase):
         named = list(zip(self._layout.names, tensors, strict=True))
         require_tensors(f"{type(self).__name__}.execute", named)
         metas = tuple(metadata(t) for t in tensors)
-        for name, found, sample in zip(self._layout.names, metas, self._samples, strict=True):
+        for (name, t), found, sample in zip(named, metas, self._samples, strict=True):
             if found.dtype != sample.dtype:
                 raise ValueError(
-                    f"{name}: found dtype {found.dtype}, needs {sample.dtype}, which the object was compiled for; cast it, or compile another object"
+                    f"{name}: found dtype {found.dtype or t.dtype}, needs {sample.dtype}, which the object was compiled for; cast it, or compile another object"
                 )
         bound = self._bound
         extents = self._layout.extents(metas)
         self._layout.majors(metas, bound.majors)  # type: ignore[union-attr]
         self._layout.check_lines(metas, bound.majors)  # type: ignore[union-attr]
         self._check_extents(metas)
-        check_same_device(named)
-        kind = DEVICES[bound.selected]  # type: ignore[union-attr]
-        if metas[0].device_type != kind and self.backend != "reference":
-            raise ValueError(
-                f"a_tensor is on {metas[0].device_type}, needs {kind}, which the object was compiled for; move the tensors, or compile another object"
-            )
+        self._check_devices(tensors)
         launch = self._launch_for(extents, metas[0].device_index)
         return launch if key is None else self._launches.keep(key, launch)
+
+    def _check_devices(self, tensors: Tensors) -> None:
+        check_same_device(list(zip(self._layout.names, tensors, strict=True)))
+        kind, found = DEVICES[self._bound.selected], metadata(tensors[0]).device_type  # type: ignore[union-attr]
+        if found != kind and self.backend != "reference":
+            raise ValueError(f"a_tensor is on {found}, needs {kind}, which the object was compiled for; move the tensors, or compile another object")
 
     def _launch_for(self, extents: Extents, device_index: int | None) -> Launch:
         if 0 in (extents.m, extents.n, extents.batches):

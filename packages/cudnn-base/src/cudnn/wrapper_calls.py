@@ -40,13 +40,17 @@ def describe(output: Output, name: str, device: Any) -> TensorDesc:
 
 
 class _Plan:
-    """What a wrapper's call comes to. ``repeat`` launches it on the current stream without looking at anything again; None until a first call has been through the checks."""
+    """What a wrapper's call comes to. ``repeat`` launches it on the current stream without looking at anything again; None until a first call has been through the checks.
 
-    __slots__ = ("op", "outputs", "repeat")
+    ``launches``: the table of launches that it was taken from; the operation has another one after tuning.
+    """
+
+    __slots__ = ("launches", "op", "outputs", "repeat")
 
     def __init__(self, op: GemmOperation, outputs: tuple[tuple[str, Output], ...]) -> None:
         self.op, self.outputs = op, outputs
         self.repeat: Callable[[Arguments, Arguments, Arguments], bool] | None = None
+        self.launches: Memo | None = None
 
 
 class WrapperCalls:
@@ -116,7 +120,8 @@ class WrapperCalls:
             if plan.repeat is not None and plan.repeat(tensors, made, scalars):
                 return made
             plan.op.execute(**tensors, **made, **scalars, current_stream=None)
-            if key is not None and plan.repeat is None:
+            if key is not None and plan.launches is not plan.op._launches:
+                plan.launches = plan.op._launches
                 plan.repeat = plan.op.repeated({**tensors, **made})
             return made
         with torch.cuda.stream(stream):
@@ -137,7 +142,12 @@ class WrapperCalls:
     def _plan(self, tensors: Arguments, options: Arguments) -> _Plan:
         checks.require_tensors(
             self.wrapper.__name__,
-            [(name, one) for name, t in tensors.items() if t is not None or name == "b_tensor" for one in (t if isinstance(t, (tuple, list)) else (t,))],
+            [
+                (name, one)
+                for name, t in tensors.items()
+                if t is not None or name in ("a_tensor", "b_tensor")
+                for one in (t if isinstance(t, (tuple, list)) else (t,))
+            ],
         )
         outputs = self.outputs(tensors, options)
         device = tensors["a_tensor"].device

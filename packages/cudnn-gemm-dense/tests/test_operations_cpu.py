@@ -373,6 +373,61 @@ def test_what_the_kernel_is_called_with(op, monkeypatch, stub):
     assert partials == ({"dsrelu": ((2, 24, 2),)}.get(op, ()))
 
 
+@pytest.fixture
+def kernels(monkeypatch, stub, fresh):
+    """CPU tensors go to kernels that record what they are given: (spec, tensors, scalars)."""
+    from cudnn.cutedsl.compile import KernelSpec
+    from cudnn_gemm_dense.mlp import products
+
+    fresh(products._FORWARD, products._BACKWARD)
+
+    seen = []
+
+    def build(spec):
+        return lambda operands, rest, scalars, clusters, handle: seen.append((spec, (*operands, *rest), scalars))
+
+    monkeypatch.setattr(KernelSpec, "build", build)
+    monkeypatch.setattr(GemmOperation, "_launch_for", LAUNCH_FOR)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    return seen
+
+
+LAUNCH_FOR = GemmOperation._launch_for
+
+
+@pytest.mark.parametrize("op", HOOKS)
+def test_repeated_calls_give_the_kernel_the_same(op, kernels):
+    """The first call checks, later ones go a short way; the kernel is given as many tensors and scalars as its description has, in the same order."""
+    pytest.importorskip("cutlass", reason="the epilogue's description needs the DSL")
+    hooks = case(op, alpha=0.5)
+    inputs = hooks.inputs(24, 96, 16, 2)
+    scalars = {} if op == "amax" else {"alpha": 0.5}
+    for _ in range(4):
+        hooks.wrapper(inputs, **scalars)
+    assert len(kernels) == 4
+    for spec, tensors, given in kernels:
+        module, attribute = spec.fusion.split(":")
+        epilogue = getattr(importlib.import_module(module), attribute)(spec.problem, spec.options)
+        assert len(tensors) - 2 == len(epilogue.tensors) and len(given) == epilogue.scalar_count
+        assert given == ((1.0,) if op == "amax" else (0.5,))
+        assert [t.dtype.itemsize * 8 for t in tensors[2:]] == [spec.dtype.width for spec in epilogue.tensors]
+        assert [tuple(t.shape) for t in tensors] == [tuple(t.shape) for t in kernels[0][1]]
+
+
+def test_repeated_products_of_feed_forward_layers(kernels):
+    from cudnn_gemm_dense.mlp.products import gated_gradient_product, gated_product
+
+    x, w, pre = torch.randn(24, 64).bfloat16(), torch.randn(96, 64).bfloat16(), torch.randn(24, 192).bfloat16()
+    for activation, constants, more in (("swiglu", (), ()), ("situ", (4.0, 25.0), (4.0, 0.25, 25.0, 0.04)), ("situ", (2.0, 8.0), (2.0, 0.5, 8.0, 0.125))):
+        for _ in range(3):
+            gated_product(x, (w, w), alpha=0.5, keep=True, activation=activation, constants=constants)
+            gated_gradient_product(x, w, pre, activation=activation, constants=constants)
+        assert [scalars for _, _, scalars in kernels] == [(0.5, *more), (1.0, *more)] * 3
+        kernels.clear()
+
+
 def epilogue_of(operation):
     spec = operation._spec(operation._bound.kernel_problem, operation._bound.options, operation.config)
     module, attribute = spec.fusion.split(":")

@@ -150,6 +150,10 @@ class GemmAmax(DenseOperation):
     def _footprint(self, options: GemmOptions) -> Footprint:
         return options.footprint
 
+    @property
+    def _constant_scalars(self) -> Scalars:
+        return (1.0,)
+
     def execute(
         self,
         a_tensor: Any,
@@ -178,7 +182,7 @@ class GemmAmax(DenseOperation):
             raise ValueError("sfa_tensor, sfb_tensor: found one that is given, needs None as in the samples")
         if amax_tensor is not None and not amax_tensor.shape:
             amax_tensor = amax_tensor.reshape(1)
-        self._run((a_tensor, b_tensor, c_tensor, amax_tensor), (1.0,), current_stream, workspace)
+        self._run((a_tensor, b_tensor, c_tensor, amax_tensor), self._constant_scalars, current_stream, workspace)
 
     def _reference(self, tensors: Tensors, scalars: Scalars) -> None:
         import torch

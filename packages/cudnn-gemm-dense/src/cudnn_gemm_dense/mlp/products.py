@@ -68,7 +68,11 @@ class GatedProduct(DenseOperation):
     def execute(self, a_tensor: Any, b_tensor: Any, c_tensor: Any, ab12_tensor: Any = None, alpha: float = 1.0, current_stream: Any = None) -> None:  # type: ignore[override]
         kept = () if ab12_tensor is None else (ab12_tensor,)
         halves = b_tensor if isinstance(b_tensor, tuple) else (b_tensor,)
-        self._run((a_tensor, *halves, *kept, c_tensor), (alpha, *kernel_scalars(self.activation, self.constants)), current_stream, None)
+        self._run((a_tensor, *halves, *kept, c_tensor), (alpha, *self._constant_scalars), current_stream, None)
+
+    @property
+    def _constant_scalars(self) -> Scalars:
+        return kernel_scalars(self.activation, self.constants)
 
     def _reference(self, tensors: Tensors, scalars: Scalars) -> None:
         import torch
@@ -87,7 +91,7 @@ class GatedProduct(DenseOperation):
 
 
 class GatedGradientProduct(DenseOperation):
-    """dAB12 from the gradient alpha * A Bᵀ of the activated pair: `GemmDswiglu` for any activation, AB12 and dAB12 as [gate | up]."""
+    """dAB12 from the gradient A Bᵀ of the activated pair: `GemmDswiglu` for any activation, AB12 and dAB12 as [gate | up]."""
 
     op = "gemm_dswiglu"
 
@@ -122,9 +126,12 @@ class GatedGradientProduct(DenseOperation):
     def _constructor_arguments(self) -> dict[str, Any]:
         return {}
 
-    def execute(self, a_tensor: Any, b_tensor: Any, ab12_tensor: Any, d_ab12_tensor: Any, alpha: float = 1.0, current_stream: Any = None) -> None:  # type: ignore[override]
-        scalars = (alpha, *kernel_scalars(self.activation, self.constants))
-        self._run((a_tensor, b_tensor, ab12_tensor, d_ab12_tensor), scalars, current_stream, None)
+    @property
+    def _constant_scalars(self) -> Scalars:
+        return (1.0, *kernel_scalars(self.activation, self.constants))
+
+    def execute(self, a_tensor: Any, b_tensor: Any, ab12_tensor: Any, d_ab12_tensor: Any, current_stream: Any = None) -> None:  # type: ignore[override]
+        self._run((a_tensor, b_tensor, ab12_tensor, d_ab12_tensor), self._constant_scalars, current_stream, None)
 
     def _reference(self, tensors: Tensors, scalars: Scalars) -> None:
         import torch

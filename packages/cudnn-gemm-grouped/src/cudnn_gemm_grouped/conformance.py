@@ -50,7 +50,13 @@ class ProductHooks(_Rows, hooks.ProductHooks):
         return GroupedGemm(**given, **self.pointers(inputs), generate_c=self.c_dtype is not None, b_major=self.b_major, **self.options)
 
     def wrapper(self, inputs: Mapping[str, Any], **options: Any) -> TupleDict:
-        own: dict[str, Any] = {"d_dtype": self.d_dtype, "c_dtype": self.c_dtype, "generate_c": self.c_dtype is not None, "b_major": self.b_major, **self.options}
+        own: dict[str, Any] = {
+            "d_dtype": self.d_dtype,
+            "c_dtype": self.c_dtype,
+            "generate_c": self.c_dtype is not None,
+            "b_major": self.b_major,
+            **self.options,
+        }
         return grouped_gemm_wrapper(**inputs, **self.pointers_of_wrapper(inputs), **{**own, **renamed(options)})
 
 

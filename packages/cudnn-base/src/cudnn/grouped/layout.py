@@ -37,7 +37,7 @@ class GroupedLayout(GemmLayout):
     """The rules of one operation's tensors, operands first."""
 
     def __init__(self, rules: Sequence[GroupedRule]) -> None:
-        self.rules = tuple(rules)  # type: ignore[assignment]
+        self.rules = tuple(rules)  # type: ignore[arg-type]
         self.matrices = tuple(i for i, rule in enumerate(self.rules) if rule.matrix)  # type: ignore[attr-defined]
         self.names = tuple(rule.name for rule in self.rules)
 

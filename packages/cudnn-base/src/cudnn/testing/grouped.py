@@ -136,7 +136,7 @@ class ProductHooks(RowsHooks):
 
     c_dtype: torch.dtype | None = torch.bfloat16
     bias_dtype: torch.dtype | None = None
-    unaligned = ("padded_offsets", "alpha_tensor", "prob_tensor", "bias_tensor", "b_ptrs")
+    unaligned: tuple[str, ...] = ("padded_offsets", "alpha_tensor", "prob_tensor", "bias_tensor", "b_ptrs")
     m_step, n_step, k_step = 1, 32, 8
     takes_products = True
 

@@ -424,12 +424,21 @@ for _flag in ("supports_canonical_layouts", "supports_bf16_canonical_layouts", "
 
 
 def precompile_specs() -> list[KernelSpec]:
-    """The kernels worth having before the first call: both forms, every layout of gate and up, for inference and for training, and weights by pointers."""
+    """The kernels worth having before the first call: every layout of gate and up, for inference and for training; the published form; and weights by pointers."""
     found = []
-    for dtype, unit_axes, (layout, pointers), c_dtype in product(
-        OPERAND_DTYPES, (False, True), (("interleaved32", False), ("concatenated", False), ("separate", False), ("interleaved32", True)), (False, True)
+    for dtype, (layout, pointers, unit_axes), keeps_c in product(
+        OPERAND_DTYPES,
+        (
+            ("interleaved32", False, False),
+            ("concatenated", False, False),
+            ("separate", False, False),
+            ("interleaved32", True, False),
+            ("interleaved32", False, True),
+            ("interleaved32", True, True),
+        ),
+        (False, True),
     ):
         problem = GemmProblem(dtype, dtype, b_parts=B_PARTS[layout], grouping="rows", b_pointers=pointers, unit_axes=unit_axes)
-        options = GluOptions(dtype, dtype if c_dtype else None, glu_layout=layout)
+        options = GluOptions(dtype, dtype if keeps_c else None, glu_layout=layout)
         found += [kernel_spec("grouped_gemm_glu", problem, options, config) for config in default_configs(problem, options.footprint)]
     return found

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from cudnn.api_base import ceil_div
+from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.tensor_desc import TensorDesc
 from cudnn_gemm_dense.swiglu.api import GemmSwiglu, gemm_swiglu_wrapper
 
@@ -238,6 +239,10 @@ def test_separate_weights():
         ({"tile_n": 96}, ("config: tile_n: found 96",)),
         ({"tile": 128}, ("config: unknown field 'tile'", "tile_m")),
         ("128x256", ("config: found str",)),
+        ({"tile_m": "128"}, ("config: tile_m: found '128' of type str, needs an integer",)),
+        ({"group": 8.0}, ("config: group: found 8.0 of type float, needs an integer",)),
+        ({"split_k": True}, ("config: split_k: found True of type bool, needs an integer",)),
+        ({"pingpong": "no"}, ("config: pingpong: found 'no' of type str, needs a bool",)),
         ({"stages": 99, "tile_m": 256, "tile_n": 256}, ("config: ",)),
     ],
 )
@@ -337,6 +342,10 @@ def test_integers_of_any_kind():
     refused(problem(mma_tiler_mn=128), ValueError, "mma_tiler_mn: found 128, needs two integers")
     refused(problem(alpha=torch.tensor(2.0)), ValueError, "alpha: found a Tensor, needs a number on the host", ".item()")
     assert GemmSwiglu(**problem(alpha=numpy.float32(0.5))).alpha == 0.5
+    refused(problem(alpha="2.0"), ValueError, "alpha: found '2.0', needs a number")
+    refused(problem(alpha=10**400), ValueError, "alpha: found a number beyond the range of float64")
+    config = GemmSwiglu(**problem(config={"tile_m": numpy.int64(128), "tile_n": torch.tensor(128)})).config
+    assert config == GemmConfig(tile_m=128, tile_n=128) and type(config.tile_m) is type(config.tile_n) is int
 
 
 def test_other_frameworks():
@@ -347,6 +356,34 @@ def test_other_frameworks():
         gemm_swiglu_wrapper(torch.zeros(64, 64, 1), numpy.zeros((64, 64, 1), numpy.float32))
     with pytest.raises(ValueError, match="Unsupported tensor framework"):
         gemm_swiglu_wrapper(object(), object())
+    for tensors, name in (((None, torch.zeros(64, 64, 1)), "a_tensor"), ((torch.zeros(64, 64, 1), None), "b_tensor")):
+        with pytest.raises(ValueError, match=f"gemm_swiglu_wrapper: {name} is None, needs a torch tensor"):
+            gemm_swiglu_wrapper(*tensors)
+
+
+def test_a_dtype_that_no_operation_takes():
+    a, b = torch.zeros(64, 64, 1, dtype=torch.complex64), torch.zeros(64, 64, 1)
+    with pytest.raises(ValueError, match="a_tensor: found dtype torch.complex64, which no operation takes"):
+        gemm_swiglu_wrapper(a, b)
+    with pytest.raises(ValueError, match="b_tensor: found dtype torch.complex64, which no operation takes"):
+        gemm_swiglu_wrapper(b, a)
+
+
+def test_a_call_that_is_remembered_is_not_taken_for_one_on_another_device():
+    """The device index of meta tensors is -1, as that of CPU tensors."""
+    a, b, ab12, c = (torch.randn(64, 64, 1).bfloat16() for _ in range(4))
+    c = c[:, :32].contiguous()
+    op = GemmSwiglu(a, b, ab12, c)
+    op(a, b, ab12, c)
+    gemm_swiglu_wrapper(a, b)
+    with pytest.raises(ValueError, match="c_tensor is on meta but ab12_tensor is on cpu"):
+        op.execute(a, b, ab12, c.to("meta"))
+    with pytest.raises(ValueError, match="b_tensor is on cpu but a_tensor is on meta"):
+        op.execute(a.to("meta"), b, ab12, c)
+    with pytest.raises(ValueError, match="b_tensor is on meta but a_tensor is on cpu"):
+        gemm_swiglu_wrapper(a, b.to("meta"))
+    with pytest.raises(ValueError, match="a_tensor is on meta, needs cpu"):
+        gemm_swiglu_wrapper(a.to("meta"), b.to("meta"))
 
 
 def test_jax_arrays_come_later(monkeypatch):

@@ -147,10 +147,10 @@ def wheels(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["build"])
 def examples(session: nox.Session) -> None:
-    """The examples, among them a distribution by someone else that is built, installed and used, and the code in the documentation."""
+    """The examples, among them a distribution by someone else that is built, installed and used, the code in the documentation, and one problem through all families."""
     python = shared(session, "heavy", HEAVY)
     environment = overlay(session, python, "all", PACKAGES)
-    session.run(python, "-m", "pytest", "tests/examples", "tests/docs", *session.posargs, env=environment)
+    session.run(python, "-m", "pytest", "tests/examples", "tests/docs", "tests/crossfamily", *session.posargs, env=environment)
 
 
 @nox.session(reuse_venv=True, requires=["build"])

@@ -26,10 +26,10 @@ from cudnn_gemm_dense.swiglu.shapes import B_PARTS
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a CUDA device of compute capability 9.0")]
 
-# The matrix units add 8-bit products with 14 bits or so, 128 of them at a time; of the activation that is a few times as much where the gate is large.
-FP8_SLACK = 5e-3
-# Twenty additions that are rounded to float16 each.
-FLOAT16_SLACK = 2e-2
+# What sums may add to the rounding of an element, beside the bound on the whole, which is the sharp one. An error of S of 1 shows up as one of 30 in the worst element of the activation, where the gate is
+# large. The matrix units add 8-bit products, 128 at a time, with an error of about 1.3e-4; forty sums that are rounded to float16 have one of 1e-3.
+FP8_SLACK = 1e-2
+FLOAT16_SLACK = 4e-2
 
 
 class Hooks(SwigluHooks, GemmConformanceCuda):

@@ -33,21 +33,32 @@ def tf32(t: torch.Tensor) -> torch.Tensor:
 
 
 def torch_matmul(a: torch.Tensor, b: torch.Tensor, *, wide: bool, acc_dtype: str = "float32") -> torch.Tensor:
-    """A Bᵀ (M, N, L) by torch's matmul in the working dtype: fp8 as the next wider one, float32 as TF32 on a GPU. ``wide``: with float32 results. Sums in ``acc_dtype``."""
-    half = acc_dtype == "float16"
-    if a.dtype.itemsize == 1 or half:
-        a, b = (t.to(torch.float16 if half else torch.bfloat16) for t in (a, b))
+    """A Bᵀ (M, N, L) by torch's matmul in the working dtype: fp8 as bfloat16, float32 as TF32 on a GPU. ``wide``: with float32 results. Sums in ``acc_dtype``."""
+    if acc_dtype == "float16":
+        return float16_sums(a, b)
+    if a.dtype.itemsize == 1:
+        a, b = a.to(torch.bfloat16), b.to(torch.bfloat16)
     left, right = a.permute(2, 0, 1), b.permute(2, 1, 0)
     if not a.is_cuda:
         with full_float32():
             return (torch.matmul(left.float(), right.float()) if wide else torch.matmul(left, right)).permute(1, 2, 0)
     settings = torch.backends.cuda.matmul
-    before = settings.allow_fp16_accumulation, settings.fp32_precision
+    before = settings.fp32_precision
     try:
-        settings.allow_fp16_accumulation, settings.fp32_precision = half, "tf32"
+        settings.fp32_precision = "tf32"
         s = torch.bmm(left, right, out_dtype=torch.float32) if wide and a.dtype != torch.float32 else torch.matmul(left, right)
     finally:
-        settings.allow_fp16_accumulation, settings.fp32_precision = before
+        settings.fp32_precision = before
+    return s.permute(1, 2, 0)
+
+
+def float16_sums(a: torch.Tensor, b: torch.Tensor, step: int = 16) -> torch.Tensor:
+    """A Bᵀ (M, N, L) as matrix units with float16 accumulators have it: rounded after every ``step`` products."""
+    left, right = a.permute(2, 0, 1).float(), b.permute(2, 1, 0).float()
+    s = torch.zeros(a.shape[2], a.shape[0], b.shape[0], dtype=torch.float16, device=a.device)
+    with full_float32():
+        for k in range(0, a.shape[1], step):
+            s = (s.float() + torch.matmul(left[:, :, k : k + step], right[:, k : k + step])).half()
     return s.permute(1, 2, 0)
 
 

@@ -52,7 +52,13 @@ class SwigluHooks(_Discrete, hooks.GluHooks):
         return op
 
     def wrapper(self, inputs: Mapping[str, Any], **options: Any) -> TupleDict:
-        own: dict[str, Any] = {"c_dtype": self.c_dtype, "d_dtype": self.d_dtype, "act_func": self.activation, "b_major": self.b_major, "glu_layout": self.glu_layout}
+        own: dict[str, Any] = {
+            "c_dtype": self.c_dtype,
+            "d_dtype": self.d_dtype,
+            "act_func": self.activation,
+            "b_major": self.b_major,
+            "glu_layout": self.glu_layout,
+        }
         return discrete_grouped_gemm_swiglu_wrapper(
             **inputs, sfa_tensor=None, sfb_ptrs=None, n=self._n, b_dtype=self.dtype, **self.scalars_given, **{**own, **self.options, **renamed(options)}
         )

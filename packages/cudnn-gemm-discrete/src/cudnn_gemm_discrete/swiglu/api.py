@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from cudnn.cutedsl.compile import KernelSpec
 
-    Pointers = torch.Tensor | Sequence[torch.Tensor]
+    Pointers: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
 
 __all__ = [
     "DiscreteGroupedGemmSwiglu",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from cudnn.cutedsl.compile import KernelSpec
 
-    Weights = torch.Tensor | Sequence[torch.Tensor]
+    Weights: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
 
 __all__ = ["GroupedGemmGlu", "GroupedGemmGluSm100", "grouped_gemm_glu_wrapper", "grouped_gemm_glu_wrapper_sm100", "precompile_specs"]
 

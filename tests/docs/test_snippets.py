@@ -21,7 +21,12 @@ PAGES = [
     "docs/index.md",
     "docs/quickstart.md",
     "docs/lifecycle.md",
-    *(f"docs/{family}/{path.name}" for family in ("dense", "grouped", "discrete") for path in sorted((ROOT / "docs" / family).glob("*.md")) if "```python" in path.read_text()),
+    *(
+        f"docs/{family}/{path.name}"
+        for family in ("dense", "grouped", "discrete")
+        for path in sorted((ROOT / "docs" / family).glob("*.md"))
+        if "```python" in path.read_text()
+    ),
 ]
 
 

@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cudnn.bench import environment, report, spec
@@ -16,7 +17,10 @@ from cudnn.bench import environment, report, spec
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, 1 when a candidate was wrong or failed, 2 for a request that cannot be met."""
     arguments = _parser().parse_args(argv)
-    arguments.command_line = shlex.join(["python", "-m", "cudnn", "bench", *(sys.argv[2:] if argv is None else argv)])
+    given = sys.argv[2:] if argv is None else list(argv)
+    # Of output files the name alone: a result says how it was measured, not where somebody keeps it.
+    named = [Path(word).name if i and given[i - 1] in ("--json", "--csv", "--plot", "--markdown") else word for i, word in enumerate(given)]
+    arguments.command_line = shlex.join(["python", "-m", "cudnn", "bench", *named])
     try:
         return {"list": _list, "run": _run, "show": _show, "compare": _compare}[arguments.command](arguments)
     except (ValueError, RuntimeError, ImportError, OSError) as error:

@@ -243,14 +243,25 @@ def _(p):
     p.output(p.graph.cmp_gt(p.input(x), p.graph.tensor_scalar(0.0, cudnn.scalar_type.RUNTIME_PARAM)), x > 0, dtype=torch.bool)
 
 
-@case(RUNS, "pointwise-boolean-chain")
-def _(p):
-    x, y = p.randn(4, 32, 64), p.randn(4, 32, 64)
-    mask = torch.rand(4, 32, 64, device="cuda") > 0.5
-    tx, ty, tm = p.input(x), p.input(y), p.input(mask)
-    both = p.graph.logical_and(p.graph.cmp_gt(tx, ty), tm)
-    p.output(p.graph.binary_select(tx, ty, p.graph.logical_not(both)), torch.where(~((x > y) & mask), x, y))
-    p.output(both, (x > y) & mask, dtype=torch.bool)
+def boolean_chain_case(dtype, kept):
+    def build(p: Problem):
+        x, y = p.randn(4, 32, 64, dtype=dtype), p.randn(4, 32, 64, dtype=dtype)
+        mask = torch.rand(4, 32, 64, device="cuda") > 0.5
+        tx, ty, tm = p.input(x), p.input(y), p.input(mask)
+        above = p.graph.cmp_gt(tx, ty)
+        if kept is not None:
+            above.set_data_type(kept)
+        both = p.graph.logical_and(above, tm)
+        p.output(p.graph.binary_select(tx, ty, p.graph.logical_not(both)), torch.where(~((x > y) & mask), x, y), dtype=dtype)
+        p.output(p.graph.binary_select(ty, tx, above), torch.where(x > y, y, x), dtype=dtype)
+        p.output(both, (x > y) & mask, dtype=torch.bool)
+
+    return build
+
+
+for _label, _dtype in (("fp32", FLOAT), ("fp16", HALF), ("bf16", BF16)):
+    RUNS[f"pointwise-boolean-chain-{_label}"] = boolean_chain_case(_dtype, torch.bool)
+    RUNS[f"pointwise-boolean-chain-default-types-{_label}"] = boolean_chain_case(_dtype, None)
 
 
 @case(RUNS, "pointwise-number-to-boolean")
@@ -266,9 +277,17 @@ def _(p):
     p.output(p.graph.mul(p.input(x), p.input(mask)), x * mask)
 
 
+def surrounded(p, shape):
+    """Random numbers with NaN behind them, which whoever reads too far meets."""
+    count = math.prod(shape)
+    memory = torch.full((count + 40000,), math.nan, device="cuda", dtype=p.io)
+    memory[:count] = p.randn(count)
+    return memory[:count].view(shape)
+
+
 def broadcast_case(shape, other):
     def build(p: Problem):
-        x, y = p.randn(*shape), p.randn(*other)
+        x, y = p.randn(*shape), surrounded(p, other)
         p.output(p.graph.add(p.input(x), p.input(y)), x.double() + y.double())
 
     return build
@@ -373,10 +392,26 @@ def _(p):
     p.output(p.graph.cmp_gt(y, 0.5), want > 0.5, dtype=torch.bool)
 
 
-@case(RUNS, "matmul-residual-broadcast-over-the-batch")
+@case(RUNS, "matmul-condition-and-mask")
 def _(p):
-    a, b, r = p.randn(3, 64, 128), p.randn(3, 128, 96), p.randn(1, 64, 96)
-    p.output(p.graph.add(p.graph.matmul(p.input(a), p.input(b)), p.input(r)), a.double() @ b.double() + r.double())
+    a, b = (torch.randint(-2, 3, shape, device="cuda").half() for shape in ((2, 64, 128), (2, 128, 96)))
+    mask = torch.rand(2, 64, 96, device="cuda") > 0.5
+    want = a.double() @ b.double()
+    c = p.graph.matmul(p.input(a), p.input(b))
+    chosen = p.graph.logical_and(p.graph.cmp_gt(c, 0.5).set_data_type(torch.bool), p.input(mask)).set_data_type(torch.bool)
+    p.output(p.graph.binary_select(c, 0.0, chosen), torch.where((want > 0.5) & mask, want, 0.0))
+
+
+def matmul_broadcast_case(other):
+    def build(p: Problem):
+        a, b, r = p.randn(3, 64, 128), p.randn(3, 128, 96), surrounded(p, other)
+        p.output(p.graph.add(p.graph.matmul(p.input(a), p.input(b)), p.input(r)), a.double() @ b.double() + r.double())
+
+    return build
+
+
+for _other in ((1, 64, 96), (1, 1, 96), (3, 1, 96), (3, 64, 1), (1, 64, 1), (3, 1, 1), (1, 1, 1)):
+    RUNS[f"matmul-plus-{'x'.join(map(str, _other))}"] = matmul_broadcast_case(_other)
 
 
 @case(RUNS, "matmul-row-sum-epilogue")

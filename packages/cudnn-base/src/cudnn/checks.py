@@ -112,9 +112,10 @@ def required_dtype(name: str, value: Any) -> str:
 
 
 def check_dtype(name: str, found: str | None, allowed: Sequence[str], why: str = "") -> None:
-    """ValueError unless ``found`` is one of ``allowed``."""
+    """ValueError unless ``found`` is one of ``allowed``. ``name`` is a tensor, or an argument that ends in ``_dtype``."""
     if found not in allowed:
-        raise ValueError(f"{name}: found dtype {found}, needs {' or '.join(allowed)}{why}; cast it")
+        remedy = "" if name.endswith("_dtype") else "; cast it"  # an argument is chosen, a tensor can be cast
+        raise ValueError(f"{name}: found dtype {found}, needs {' or '.join(allowed)}{why}{remedy}")
 
 
 def as_integer(name: str, value: Any) -> int:

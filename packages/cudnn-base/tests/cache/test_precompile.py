@@ -103,6 +103,7 @@ class TestSpecs:
     def test_chosen_by_operation_and_dtype(self, operations):
         assert {spec.op for spec in precompile.specs(op="gemm_gelu")} == {"gemm_gelu"}
         assert {spec.label for spec in precompile.specs(op=["gemm_gelu", "gemm_relu"], dtype="float16")} == {"gemm_relu float16 64", "gemm_relu float16 128"}
+        assert {spec.dtype for spec in precompile.specs(dtype="half")} == {"float16"}
 
     @pytest.mark.parametrize(
         ("wanted", "message"),

@@ -67,6 +67,17 @@ def test_a_wrong_setting_is_an_error_message(monkeypatch, capsys, command):
     assert shown.out == "" and shown.err.startswith("error: CUDNN_KERNELS_CACHE_MAX_BYTES: found 'lots'")
 
 
+@pytest.mark.parametrize("command", ["info", "clear"])
+def test_a_file_in_place_of_the_directory(monkeypatch, capsys, tmp_path, command):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    monkeypatch.setenv("CUDNN_KERNELS_CACHE", str(file))
+    assert cli.main([command]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err == f"error: CUDNN_KERNELS_CACHE: {file} is not a directory; name one, or unset the variable\n"
+    assert file.read_text() == "mine"
+
+
 def test_off(monkeypatch, capsys):
     monkeypatch.setenv("CUDNN_KERNELS_CACHE", "0")
     assert cli.main(["path"]) == 1

@@ -264,9 +264,17 @@ def refuse_builds() -> Iterator[None]:
             _refusals -= 1
 
 
-def info() -> CacheInfo:
-    """Where the disk store is, what it holds, and this process's counters."""
+def _directory_to_look_at() -> Path | None:
+    """The store's directory, made or not yet; ValueError where something else stands in its place, since that is a mistake in the variable."""
     root = settings.directory()
+    if root is not None and root.exists() and not root.is_dir():
+        raise ValueError(f"{settings.DIRECTORY_VARIABLE}: {root} is not a directory; name one, or unset the variable")
+    return root
+
+
+def info() -> CacheInfo:
+    """Where the disk store is, what it holds, and this process's counters. ValueError when the variable names what is no directory."""
+    root = _directory_to_look_at()
     entries, size = Store(root).usage() if root is not None else (0, 0)
     return CacheInfo(None if root is None else str(root), entries, size, settings.max_bytes(), len(_table), stats.snapshot())
 
@@ -276,7 +284,7 @@ def clear(*, memory: bool = True, disk: bool = True) -> int:
 
     Kernels that compiled objects already hold stay usable. Files in the directory that are not the cache's stay.
     """
+    root = _directory_to_look_at()
     if memory:
         _table.clear()
-    root = settings.directory()
     return Store(root).clear() if disk and root is not None else 0

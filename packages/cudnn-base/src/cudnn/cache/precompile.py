@@ -16,6 +16,7 @@ from typing import Any
 
 from cudnn.cache import engine, pool, settings
 from cudnn.cache.pool import Outcome
+from cudnn.datatypes import dtype_name
 
 DEFAULT_ARCH = "sm_90a"
 
@@ -100,6 +101,8 @@ def specs(*, arch: str = DEFAULT_ARCH, op: str | Iterable[str] | None = None, dt
         if wanted is None:
             continue
         names = {wanted} if isinstance(wanted, str) else set(wanted)
+        if what == "dtype":
+            names = {dtype_name(name) or name for name in names}
         known = sorted({getattr(spec, what) for spec in chosen})
         unknown = sorted(names - set(known))
         if unknown:
@@ -232,6 +235,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     try:
+        engine.info()  # a wrong setting is told before anything is listed
         chosen = specs(arch=arguments.arch, op=_names(arguments.op), dtype=_names(arguments.dtype))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -27,7 +27,8 @@ class GemmConfig:
     - ``raster``: ``"m"`` or ``"n"``, the direction in which neighbouring CTAs walk; ``group``: how many tiles wide a walk is before it
       turns, so that what it reads stays in L2.
     - ``k_atoms``: one step along K is this many times 128 bytes. Two or more make a small tile's reads long enough for device memory to serve whole pages.
-    - ``stages``: depth of the operand pipeline; None takes what shared memory leaves after the epilogue.
+    - ``stages``: the most stages of the operand pipeline, at least 2; what shared memory leaves after the epilogue bounds it. None sets
+      no other bound.
     """
 
     tile_m: int = 128

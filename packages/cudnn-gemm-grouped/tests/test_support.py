@@ -329,6 +329,39 @@ def test_workspace_size_of_the_weight_gradient() -> None:
             get_grouped_gemm_wgrad_workspace_size(**bad)  # type: ignore[arg-type]
 
 
+def on_gpu(shape: tuple[int, ...], stride: tuple[int, ...], dtype: str = "bfloat16") -> TensorDesc:
+    return TensorDesc(dtype, shape, stride, TensorDesc._compute_stride_order(shape, stride), "cuda")
+
+
+def test_weight_gradients_that_no_gpu_has_run() -> None:
+    """They are refused there until one has, and the reference computes them."""
+    tokens = 4 * K
+    by_lines, by_tokens = on_gpu((K, tokens), (tokens, 1)), on_gpu((tokens, N), (N, 1))
+    offsets, wgrad = on_gpu((E,), (1,), "int32"), on_gpu((E, K, N), (K * N, N, 1))
+    pointers = {"num_experts": E, "wgrad_shape": (K, N), "wgrad_dtype": BF}
+    given = (by_lines, by_tokens, None, None, offsets)
+    for arguments, words in (((*given, wgrad), "tensor_ragged"), (given, "by pointers")):
+        options = {"input_order": "tensor_ragged"} if "ragged" in words else pointers
+        with pytest.raises(NotImplementedError, match=words):
+            GroupedGemmWgrad(*arguments, **options).check_support()
+        assert GroupedGemmWgrad(*arguments, **options, backend="reference").check_support()
+
+
+def test_operands_with_contiguous_tokens_are_copied() -> None:
+    """Lines of the copies are multiples of 16 bytes, and what is left of the scratch memory is handed on."""
+    tokens, m = 40, 20
+    given = (torch.randn(m, tokens).to(BF), torch.randn(N, tokens).to(BF).t(), None, None, torch.tensor([7, 40], dtype=torch.int32))
+    op = GroupedGemmWgrad(*given, torch.empty(2, m, N, dtype=BF))
+    assert op.check_support()
+    extents = op._layout.extents(op._samples)
+    wanted = op._scratch_tensors(None, extents)  # type: ignore[arg-type]
+    assert [one.shape for one in wanted] == [(tokens, 24), (tokens, N)]
+    scratch = tuple(torch.full(one.shape, float("nan"), dtype=BF) for one in wanted)
+    (a, b, _), _ = op._arrange((given[0], given[1], given[4], torch.empty(2, m, N)), scratch, extents)
+    assert torch.equal(a, given[0]) and a.stride() == (1, 24)
+    assert torch.equal(b, given[1]) and b.stride() == (N, 1)
+
+
 def test_exactly_one_way_to_name_the_weight_gradients() -> None:
     given = (rows(K).t(), rows(N), None, None, ends())
     with pytest.raises(ValueError, match="Must provide either sample_wgrad"):

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from cudnn.cutedsl.transpose import pitch
 from cudnn.testing import grouped as hooks
 from cudnn.tuple_dict import TupleDict
+from cudnn.workspace import ws_align
 from cudnn_gemm_grouped.dglu.api import GroupedGemmDglu, grouped_gemm_dglu_wrapper
 from cudnn_gemm_grouped.glu.api import GroupedGemmGlu, grouped_gemm_glu_wrapper
 from cudnn_gemm_grouped.unfused.api import GroupedGemm, grouped_gemm_wrapper
@@ -114,7 +116,10 @@ class DgluHooks(_Rows, hooks.DgluHooks):
 
 class WgradHooks(hooks.WgradHooks):
     def scratch_bytes(self, m: int, n: int, k: int, batches: int) -> int:
-        return 0 if self.device == "cpu" or (self.a_major, self.b_major) == ("m", "n") else 2 * MAP_BYTES * batches
+        if self.device == "cpu":
+            return 0
+        copied = ((m, self.a_major == "k"), (n, self.b_major == "k"))
+        return sum(ws_align(2 * k * pitch(rows, 16)) for rows, copy in copied if copy)
 
     def build(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> GroupedGemmWgrad:
         return GroupedGemmWgrad(**{"sample_sfa": None, "sample_sfb": None, **samples(inputs, outputs)}, **self.options)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cudnn import checks
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
-from cudnn.datatypes import torch_dtype
+from cudnn.datatypes import itemsize_bits, torch_dtype
 from cudnn.gemm_layout import Extents
 from cudnn.gemm_operation import GemmOperation, Launch, Scalars, Tensors, pack, sample_metadata
 from cudnn.grouped.checks import (
@@ -49,7 +49,7 @@ class Scratch(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        return prod(self.shape) * (8 if self.dtype == "int64" else 4)
+        return prod(self.shape) * itemsize_bits(self.dtype) // 8
 
 
 class GroupedOperation(GemmOperation):

@@ -257,6 +257,11 @@ class DgluHooks(ProductHooks):
     unaligned = ("padded_offsets", "alpha_tensor", "beta_tensor", "prob_tensor", "dprob_tensor", "dbias_tensor", "b_ptrs")
 
     @property
+    def slack(self) -> float | None:
+        """A product that lies between two values of the operands' dtype may be rounded to either of them, and then counts in a sum."""
+        return 2e-3 if self.round_dgrad else None
+
+    @property
     def initial(self) -> dict[str, float]:
         return {"dprob_tensor": 0.5, **({"dbias_tensor": 0.0} if self.dbias else {})}
 

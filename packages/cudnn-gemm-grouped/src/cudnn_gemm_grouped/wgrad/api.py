@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cudnn import checks
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
+from cudnn.cutedsl.transpose import pitch
 from cudnn.datatypes import torch_dtype
 from cudnn.gemm_layout import Extents
 from cudnn.gemm_operation import Launch, Scalars, Tensors, sample_metadata
@@ -21,6 +22,7 @@ from cudnn.grouped.operation import MAP_WORDS, GroupedOperation, Samples, Scratc
 from cudnn.grouped.options import WgradOptions, kernel_spec
 from cudnn.reference import cast
 from cudnn.reference.grouped import grouped_wgrad, tensor_at
+from cudnn.streams import stream_context
 from cudnn.tensor_desc import TensorDesc
 from cudnn.tensors import is_torch_tensor, metadata
 from cudnn.tuple_dict import TupleDict
@@ -47,6 +49,7 @@ SF_VEC_SIZE = 16
 MAP_BYTES = 128
 OUTPUT_MODES = ("dense", "discrete")
 STEP_UNIT = 8  # steps of 16 bytes
+OPERAND_BITS = 16
 EITHER_MAJOR = ((0, 1), (1, 0))
 
 
@@ -98,8 +101,10 @@ class GroupedGemmWgrad(GroupedOperation):
     wgrad_ptrs      (E,)        addresses of E compact matrices (m, n)                  int64
     ==============  ==========  ======================================================  ============================
 
-    Contiguous extents and addresses are multiples of 16 bytes. (1, m) and (n, 1), activations and gradients as they are, need no scratch memory; for the others a small kernel writes tensor maps into a
-    workspace of 256 bytes for each expert first, and one of 128 bytes for weight gradients by pointers (``workspace_bytes``). Extents, offsets and addresses are run-time values.
+    Contiguous extents and addresses are multiples of 16 bytes. (1, m) and (n, 1), activations and gradients as they are, need no scratch memory; the others are copied into such an order first, into a workspace
+    of their size (``workspace_bytes``). Extents, offsets and addresses are run-time values.
+
+    On GPUs weight gradients by pointers and ``input_order="tensor_ragged"`` are not there yet (NotImplementedError); ``backend="reference"`` has them.
 
     ``accumulate_on_output`` adds W, rounded to the output's dtype, in that dtype. Results are the same bits every time.
 
@@ -233,7 +238,7 @@ class GroupedGemmWgrad(GroupedOperation):
 
         Raises:
             ValueError: shapes, strides, dtypes, hints, number of groups, alignment of contiguous extents, configuration, mixed devices.
-            NotImplementedError: block-scaled operands.
+            NotImplementedError: block-scaled operands; on a GPU weight gradients by pointers and ``input_order="tensor_ragged"``.
             RuntimeError: ``backend="sm90"`` with CPU tensors; no device of compute capability 9.0.
         """
         if self._wgrad_shape is not None:
@@ -245,30 +250,63 @@ class GroupedGemmWgrad(GroupedOperation):
     def _problem(self, majors: Mapping[str, str]) -> tuple[GemmProblem, WgradOptions]:
         a_major, b_major = majors["a_tensor"][-1], majors["b_tensor"][-1]
         dtype = str(self._dtype("a_tensor"))
-        problem = GemmProblem(
-            dtype,
-            dtype,
-            a_major=a_major,
-            b_major=b_major,
-            grouping="steps",
-            step_blocks=self.input_order is WGradInputOrder.TensorRagged and "k" in (a_major, b_major),
-        )
+        blocks = self.input_order is WGradInputOrder.TensorRagged and "k" in (a_major, b_major)
+        self._refuse_unproven(blocks)
+        # A copy starts at a multiple of 16 bytes along its contiguous axis, and groups of tokens start anywhere.
+        order = (a_major, b_major) if blocks else ("m", "n")
+        problem = GemmProblem(dtype, dtype, a_major=order[0], b_major=order[1], grouping="steps", step_blocks=blocks)
         return problem, WgradOptions(self.wgrad_dtype, self.accumulate_on_output, self.pointers)
 
+    def _refuse_unproven(self, blocks: bool) -> None:
+        """NotImplementedError for kernels that no GPU has run without an error."""
+        if self.backend == "reference" or self._samples[0].device_type != "cuda":
+            return
+        missing = 'input_order="tensor_ragged"' if blocks else "weight gradients by pointers" if self.pointers else None
+        if missing is not None:
+            raise NotImplementedError(f'{self.op}: {missing} with CUDA tensors: the kernel is not there yet; backend="reference" computes it')
+
     @property
-    def _mapped(self) -> bool:
-        """Whether operands need tensor maps of their own for each group."""
-        problem = self._bound.problem  # type: ignore[union-attr]
-        return "k" in (problem.a_major, problem.b_major)
+    def _copied(self) -> tuple[bool, bool]:
+        """Whether A and B are copied so that their token axis is not the contiguous one."""
+        problem, majors = self._bound.problem, self._bound.majors  # type: ignore[union-attr]
+        return majors["a_tensor"][-1] != problem.a_major, majors["b_tensor"][-1] != problem.b_major
 
     def _scratch_tensors(self, config: GemmConfig, extents: Extents) -> tuple[Scratch, ...]:
-        wanted = [Scratch((extents.batches, 2, MAP_WORDS), "int64")] if self._mapped else []
+        problem = self._bound.problem  # type: ignore[union-attr]
+        copies = zip(self._copied, (extents.m, extents.n), strict=True)
+        wanted = [Scratch((extents.k, pitch(rows, OPERAND_BITS)), problem.a_dtype) for copied, rows in copies if copied and extents.k]
+        if problem.step_blocks:
+            wanted.append(Scratch((extents.batches, 2, MAP_WORDS), "int64"))
         if self.pointers:
             wanted.append(Scratch((extents.batches, 1, MAP_WORDS), "int64"))
         return tuple(wanted)
 
+    def _launch(self, launch: Launch, tensors: Tensors, scalars: Scalars, handle: int, stream: Any, workspace: Any) -> None:
+        if any(self._copied):
+            with stream_context(stream, tensors[0].device):
+                super()._launch(launch, tensors, scalars, handle, stream, workspace)
+        else:
+            super()._launch(launch, tensors, scalars, handle, stream, workspace)
+
+    def _token_rows(self, tensors: Tensors, scratch: Tensors) -> tuple[Tensors, Tensors]:
+        """A and B with their tokens as lines, copied where they have another order, and the scratch memory that is left."""
+        import torch
+
+        a, b = tensors
+        copied_a, copied_b = self._copied
+        with torch.no_grad():
+            if copied_a:
+                target, scratch = scratch[0], scratch[1:]
+                a = target[:, : a.shape[0]].copy_(a.t()).t()
+            if copied_b:
+                target, scratch = scratch[0], scratch[1:]
+                b = target[:, : b.shape[1]].copy_(b)
+        return (a, b), scratch
+
     def _arrange(self, tensors: Tensors, scratch: Tensors, extents: Extents) -> tuple[Tensors, Tensors]:
         a, b, offsets, target = tensors
+        if extents.k:
+            (a, b), scratch = self._token_rows((a, b), scratch)
         if extents.k == 0:
             # Groups of no tokens still write zeros, and a tensor map has no extent 0. Nothing of these is read.
             a, b = (t.new_empty(STEP_UNIT * rows).as_strided(shape, stride) for t, rows, shape, stride in self._stand_ins(a, b, extents))
@@ -318,6 +356,8 @@ class GroupedGemmWgrad(GroupedOperation):
             if workspace is not None:
                 raise ValueError("workspace and descriptor_workspace: found both, needs one; they are two names of the same thing")
             workspace = self._checked_workspace(descriptor_workspace, offsets_tensor)
+            if self._bound is not None and any(self._copied):
+                workspace = None
         if self.pointers:
             if (wgrad_ptrs is None) == (wgrad_tensor is None):
                 raise ValueError("Discrete execution requires wgrad_ptrs, or a wgrad_tensor (E, m, n) to be taken apart, and not both")
@@ -444,7 +484,7 @@ def grouped_gemm_wgrad_wrapper(
         wgrad_dtype: dtype of what is allocated or pointed at, in any spelling; None is bfloat16, or that of ``wgrad_tensor``.
         current_stream: where to launch; None is torch's current stream on the tensors' device. With another stream than the current one the output is allocated there, and all tensors are recorded
             on both; the caller still waits for that stream before using them.
-        descriptor_workspace: scratch memory of ``get_grouped_gemm_wgrad_workspace_size`` bytes; None takes it from torch's allocator.
+        descriptor_workspace: scratch memory of ``get_grouped_gemm_wgrad_workspace_size`` bytes; None takes it from torch's allocator. What is copied goes elsewhere.
 
     The other arguments, and the tensors' dtypes and layouts: see `GroupedGemmWgrad`.
 
@@ -548,10 +588,10 @@ for _flag in ("supports_canonical_layouts", "supports_bf16_canonical_layouts"):
 
 
 def precompile_specs() -> list[KernelSpec]:
-    """The kernels worth having before the first call: activations and gradients as they are, into gradients of their dtype or float32, written or added to, in one tensor or by pointers."""
+    """The kernels worth having before the first call: activations and gradients as they are, into gradients of their dtype or float32, written or added to."""
     found = []
-    for dtype, wide, adds, pointers in product(OPERAND_DTYPES, (False, True), (False, True), (False, True)):
+    for dtype, wide, adds in product(OPERAND_DTYPES, (False, True), (False, True)):
         problem = GemmProblem(dtype, dtype, a_major="m", b_major="n", grouping="steps")
-        options = WgradOptions("float32" if wide else dtype, adds, pointers)
+        options = WgradOptions("float32" if wide else dtype, adds)
         found += [kernel_spec("grouped_gemm_wgrad", problem, options, config) for config in default_configs(problem, options.footprint)]
     return found

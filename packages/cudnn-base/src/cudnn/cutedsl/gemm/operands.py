@@ -250,11 +250,10 @@ class RaggedSteps(Strided):
 
 
 class MappedSteps(RaggedSteps):
-    """Groups of steps where A (M, T) or B (T, N) is contiguous along T. An axis with stride 1 cannot have a second one beside it, so each group gets tensor maps of its own, written in front of every launch, that
-    end where the group ends: its steps are laid from its beginning, and what lies behind reads as zeros.
+    """Groups of steps where A (M, T) or B (T, N) is contiguous along T and holds each group as a matrix of its own: group e of an operand of R rows starts at element R * start, with lines of as many elements as the
+    group has steps, a multiple of 16 bytes. Each group gets tensor maps of its own, written in front of every launch: its steps are laid from its beginning, and what lies behind them reads as zeros.
 
-    A map begins at a multiple of 16 bytes, up to 7 elements in front of the group, and its steps at the group. With ``step_blocks`` a group's matrix has a beginning and a pitch of its own: group e of an operand
-    of R rows starts at element R * start, with lines of as many elements as the group has steps, a multiple of 16 bytes.
+    NOTE: groups within one matrix (T contiguous, ``step_blocks`` not set) cannot be had so: they start anywhere, and the innermost coordinate of a copy must be a multiple of 16 bytes.
     """
 
     mapped = (0, 1)
@@ -291,30 +290,25 @@ class MappedSteps(RaggedSteps):
         rows, extent, _ = tensor.shape
         start, end = group_bounds(offsets, group, extent)
         unit = 128 // tensor.element_type.width
-        skipped = self._skipped(start, k_major)
         stride = tensor.stride
-        offset = Int64(start - skipped) * tensor.stride[1]
-        if cutlass.const_expr(k_major and self.problem.step_blocks):
+        offset = Int64(start) * tensor.stride[1]
+        if cutlass.const_expr(k_major):
             offset = Int64(start) * rows
             pitch = cute.assume(Int64(cutlass.max(end - start, Int32(unit))), divby=unit)
             stride = (pitch, 1, pitch)
         pointer = tensor.iterator + cute.assume(offset, divby=unit)
         # A group without steps starts behind the one element that its map must have.
-        shape = (rows, cutlass.max(end - start + skipped, Int32(1)), 1)
+        shape = (rows, cutlass.max(end - start, Int32(1)), 1)
         return cute.make_tensor(pointer, cute.make_layout(shape, stride=stride))
 
-    def _skipped(self, start: Int32, k_major: bool) -> Int32:
-        """Elements of a map in front of its group."""
-        return start % (128 // self.a_dtype.width) if k_major and not self.problem.step_blocks else Int32(0)
-
-    def _first(self, tile: Tile, k_major: bool) -> Int32:
-        return cutlass.select_(tile.k == -self.tile_k, Int32(self.tile_k), self._skipped(tile.start, k_major))
+    def _first(self, tile: Tile) -> Int32:
+        return cutlass.select_(tile.k == -self.tile_k, Int32(self.tile_k), Int32(0))
 
     def a_at(self, tile: Tile) -> tuple[Int32, Int32, Int32]:
-        return tile.row, self._first(tile, self.a_k_major), Int32(0)
+        return tile.row, self._first(tile), Int32(0)
 
     def b_at(self, tile: Tile) -> tuple[Int32, Int32]:
-        return self._first(tile, self.b_k_major), Int32(0)
+        return self._first(tile), Int32(0)
 
 
 def source_for(problem: GemmProblem) -> type[Strided]:
@@ -323,7 +317,7 @@ def source_for(problem: GemmProblem) -> type[Strided]:
         return Strided
     if problem.grouping == "rows":
         return PointerRows if problem.b_pointers else RaggedRows
-    return RaggedSteps if (problem.a_major, problem.b_major) == ("m", "n") else MappedSteps
+    return MappedSteps if problem.step_blocks else RaggedSteps
 
 
 class StridedLoader(LoopInvariant):

@@ -23,9 +23,9 @@ class GemmProblem:
 
     - ``"dense"``: equal ones (or a single one).
     - ``"rows"``: consecutive groups of A's rows, each with its own B; A (T, K) and the outputs are packed, and the groups' ends are a tensor on the device.
-    - ``"steps"``: consecutive groups of the sum's steps; A (M, T) and B (T, N) are packed, and each group has an output (M, N) of its own.
+    - ``"steps"``: consecutive groups of the sum's steps; A (M, T) and B (T, N) are packed and contiguous along M and N, and each group has an output (M, N) of its own.
 
-    ``b_pointers``: in groups of rows, every group's B is somewhere else, and their addresses are a tensor on the device. ``step_blocks``: in groups of steps, operands that are contiguous along K lie group
+    ``b_pointers``: in groups of rows, every group's B is somewhere else, and their addresses are a tensor on the device. ``step_blocks``: in groups of steps, operands are contiguous along K where their major says so, and lie group
     after group, each a matrix of its own. ``unit_axes``: in groups of rows, tensors with rows are passed with a third axis of one element, and B as (N, K, L) in the place of (L, N, K).
 
     ``fast_accumulation`` is about 8-bit operands, whose products the matrix cores add with fewer bits than float32 has: False takes the sum
@@ -63,6 +63,10 @@ class GemmProblem:
         ):
             if value and self.grouping != grouping:
                 raise ValueError(f"GemmProblem.{name}: found True with grouping {self.grouping!r}, needs {grouping!r}")
+        if self.grouping == "steps" and not self.step_blocks and (self.a_major, self.b_major) != ("m", "n"):
+            raise ValueError(
+                f"GemmProblem: found a_major {self.a_major!r} and b_major {self.b_major!r} with grouping 'steps', needs 'm' and 'n', or step_blocks"
+            )
 
     @property
     def operand_bits(self) -> int:

@@ -8,29 +8,10 @@ import pytest
 import torch
 
 from cudnn.bench import run
-from cudnn.bench.timing import Prepared
+from cudnn.testing.clock import OneCall
 
 OPERATIONS = ("amax", "dsrelu", "dswiglu", "gemm", "mlp", "srelu")
 SHAPE = (48, 128, 64)
-
-
-class OneCall:
-    """A clock that makes the calls and shows 1 us."""
-
-    def prepare(self, name, calls):
-        return Prepared(lambda: [call() for call in calls], len(calls), "graph", 0.0)
-
-    def measure(self, prepared, repeats):
-        for candidate in prepared.values():
-            candidate.run()
-        return {name: [1.0] * repeats for name in prepared}
-
-    def keep_busy(self, prepared, us):
-        prepared.run()
-
-    def host(self, name, call):
-        call()
-        return [1.0]
 
 
 @pytest.fixture(autouse=True)

@@ -2,44 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
-import subprocess
-import sys
-from pathlib import Path
-
-import cudnn
-import cudnn_gemm_dense
-from cudnn import registry
+from cudnn.testing.distribution import DistributionTests
 from cudnn_gemm_dense._family import FAMILY
 
 
-def test_manifest_and_metadata_agree() -> None:
-    assert (FAMILY.name, FAMILY.distribution) == ("gemm_dense", "cudnn-gemm-dense")
-    assert importlib.metadata.version("cudnn-gemm-dense") == cudnn.__version__
-    points = [point for point in importlib.metadata.entry_points(group="cudnn.kernels") if point.name == "gemm_dense"]
-    assert {point.value for point in points} == {"cudnn_gemm_dense._family:FAMILY"}
-    assert points[0].load() is FAMILY
-
-
-def test_the_registry_finds_it_usable() -> None:
-    status = next(status for status in registry.families() if status.name == "gemm_dense")
-    assert (status.state, status.reason, status.version, status.first_party) == ("ok", "", cudnn.__version__, True)
-    assert set(FAMILY.names) <= set(dir(cudnn))
-
-
-def test_every_target_of_the_manifest_exists() -> None:
-    for path, names in FAMILY.targets().items():
-        for name, target in names.items():
-            module, _, attribute = target.partition(":")
-            value = getattr(importlib.import_module(module), attribute)
-            assert getattr(importlib.import_module(f"cudnn.{path}" if path else "cudnn"), name) is value
-    for module in FAMILY.operations:
-        assert callable(importlib.import_module(module).precompile_specs)
-
-
-def test_it_is_typed_and_its_package_imports_nothing() -> None:
-    assert (Path(cudnn_gemm_dense.__file__).parent / "py.typed").is_file()
-    code = "import sys; before = set(sys.modules); import cudnn_gemm_dense; print(sorted(set(sys.modules) - before))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() in ("['cudnn_gemm_dense']", "['__future__', 'cudnn_gemm_dense']"), done.stderr
+class TestDistribution(DistributionTests):
+    family = FAMILY

@@ -10,29 +10,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="benchmarks work on torch tensors")
 
 from cudnn.bench import peers, run, spec  # noqa: E402
-from cudnn.bench.timing import Prepared  # noqa: E402
+from cudnn.testing.clock import OneCall  # noqa: E402
 from cudnn_gemm_dense.swiglu.bench import BENCH  # noqa: E402
 
 SHAPE = (48, 128, 64)
-
-
-class OneCall:
-    """A clock that makes the calls and shows 1 us."""
-
-    def prepare(self, name, calls):
-        return Prepared(lambda: [call() for call in calls], len(calls), "graph", 0.0)
-
-    def measure(self, prepared, repeats):
-        for candidate in prepared.values():
-            candidate.run()
-        return {name: [1.0] * repeats for name in prepared}
-
-    def keep_busy(self, prepared, us):
-        prepared.run()
-
-    def host(self, name, call):
-        call()
-        return [1.0]
 
 
 @pytest.fixture

@@ -39,11 +39,11 @@ def test_every_family_with_kernels_lists_operations() -> None:
 
 
 def covering(specs: list[Any]) -> list[Any]:
-    """A part of ``specs`` in which every value of every field of problem and options occurs with every configuration that it occurs with in the whole."""
+    """A part of ``specs`` in which every value of every field of problem and options occurs with every operation and configuration that it occurs with in the whole."""
 
     def features(spec: Any) -> set[tuple[Any, ...]]:
         fields = {**spec.problem.as_dict(), **spec.options.as_dict()} if hasattr(spec, "problem") else {"label": spec.label}
-        return {(getattr(spec, "config", None), name, str(value)) for name, value in fields.items()}
+        return {(spec.op, getattr(spec, "config", None), name, str(value)) for name, value in fields.items()}
 
     left = {spec: features(spec) for spec in specs}
     missing = set().union(*left.values())

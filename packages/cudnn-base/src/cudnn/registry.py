@@ -168,21 +168,19 @@ def is_namespace(path: str) -> bool:
 
 
 def require_namespace(path: str) -> None:
-    """Raise KernelUnavailableError where every distribution that fills a namespace is missing or unusable, so that importing it says what to install."""
-    owners = sorted(set(NAMES.get(path, {}).values()))
-    if any(owner not in owners for other, names in NAMES.items() if other.startswith(f"{path}.") for owner in names.values()):
-        # Others have namespaces below this one: it is there whoever is missing, and its own names say what to install.
+    """Raise KernelUnavailableError where the one distribution that fills a namespace is missing or unusable, so that importing it says what to install.
+
+    A namespace that several fill, in it or below it, is there whoever is missing: its own names say what to install.
+    """
+    owners = {owner for other, names in NAMES.items() if other == path or other.startswith(f"{path}.") for owner in names.values()}
+    if path not in NAMES or path in _STANDING or len(owners) != 1 or any(path in status.targets() for status in _discovery.others() if status.state == "ok"):
         return
-    if path in _STANDING or not owners or any(path in status.targets() for status in _discovery.others() if status.state == "ok"):
-        return
-    failures = []
-    for owner in owners:
-        status = _discovery.first_party(owner)
-        if status is not None and status.state == "ok":
-            return
-        failures.append((owner, status))
-    owner, status = failures[0]
-    raise _not_installed(path, owner) if status is None else _unavailable("", path, status, status.reason)
+    (owner,) = owners
+    status = _discovery.first_party(owner)
+    if status is None:
+        raise _not_installed(path, owner)
+    if status.state != "ok":
+        raise _unavailable("", path, status, status.reason)
 
 
 def _by_manifest() -> list[FamilyStatus]:

@@ -328,6 +328,11 @@ class GemmConformanceCuda(GemmConformance):
     device = "cuda"
     repeats = 100
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if not cls.device.startswith("cuda"):
+            raise TypeError(f"{cls.__name__}: found device {cls.device!r}, needs one of CUDA; a class in front of GemmConformanceCuda sets another")
+
     def busy(self, milliseconds: float = 20.0) -> None:
         """Keep the current stream occupied."""
         torch.cuda._sleep(int(milliseconds * 2e6))

@@ -1,4 +1,4 @@
-"""Grouped operations for the conformance tests: how problems are made and computed otherwise. Needs torch.
+"""Grouped operations for the conformance tests: how problems are made and computed otherwise. Needs pytest and torch.
 
 M, N, K and L of the tests are rows (or columns of the weight gradient), columns, the extent of the sum, and the number of groups. Groups share the rows out at random and leave none over, so that every element of an
 output is written.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from cudnn.reference import full_float32, join_gate_up, split_gate_up
@@ -28,10 +29,19 @@ def away_from_zero(count: int, device: str) -> torch.Tensor:
     return (torch.rand(count, device=device) + 0.5) * torch.randint(0, 2, (count,), device=device).mul(2).sub(1)
 
 
-class RowsHooks:
+class _Groups:
+    """Tests of the conformance class that groups change."""
+
+    @pytest.mark.parametrize("axis", ["m", "n"])
+    def test_empty_outputs(self, axis: str) -> None:
+        """No groups at all is refused, so their number is not one of the extents that may be 0."""
+        super().test_empty_outputs(axis)  # type: ignore[misc]
+
+
+class RowsHooks(_Groups):
     """The hooks that groups of rows have in common. The attributes say which operation."""
 
-    device = "cpu"
+    device: str  # that of the conformance class, which stands behind the hooks
     dtype = torch.bfloat16
     d_dtype = torch.bfloat16
     legacy = False  # with the third axis of one element
@@ -265,6 +275,16 @@ class DgluHooks(ProductHooks):
     def initial(self) -> dict[str, float]:
         return {"dprob_tensor": 0.5, **({"dbias_tensor": 0.0} if self.dbias else {})}
 
+    def test_execute_before_compile_is_refused(self: Any) -> None:
+        """Without the size of the scratch memory, which fixed-order sums take for partial results."""
+        extents = (16, self.n_step, 2 * self.k_step, 1)
+        inputs, outputs = self.inputs(*extents), self.outputs(*extents)
+        op = self.build(inputs, outputs)
+        with pytest.raises(RuntimeError, match="not compiled"):
+            op.execute(**inputs, **outputs)
+        op(**inputs, **outputs)
+        self.check(inputs, outputs)
+
     def inputs(self, m: int, n: int, k: int, batches: int) -> dict[str, Any]:
         found = super().inputs(m, n, k, batches)
         c = self.matrix(m, 2 * n, self.c_dtype)
@@ -323,10 +343,10 @@ class DgluHooks(ProductHooks):
         return self._gradients(d.to(self.d_dtype).float(), (g * value).sum(1), dbias, (value * prob).to(self.dtype).float())
 
 
-class WgradHooks:
+class WgradHooks(_Groups):
     """`GroupedGemmWgrad`: M and N of the weight gradient, K tokens, L groups."""
 
-    device = "cpu"
+    device: str  # that of the conformance class, which stands behind the hooks
     dtype = torch.bfloat16
     d_dtype = torch.bfloat16
     a_major, b_major = "m", "n"

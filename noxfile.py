@@ -110,7 +110,8 @@ def unit(session: nox.Session, package: str) -> None:
     """The CPU tests of one package, with base and that package alone."""
     python = shared(session, "heavy", HEAVY)
     environment = overlay(session, python, package, [BASE, package])
-    session.run(python, "-m", "pytest", f"packages/{package}/tests", "-m", "not gpu and not compile", *session.posargs, env=environment)
+    options = ["-m", "not gpu and not compile", f"--hypothesis-seed={environment['PYTEST_SEED']}"]
+    session.run(python, "-m", "pytest", f"packages/{package}/tests", *options, *session.posargs, env=environment)
 
 
 @nox.session(venv_backend="none", requires=["build"])
@@ -300,12 +301,18 @@ def source_fingerprint() -> str:
 
 
 def overlay(session: nox.Session, python: str, name: str, packages: list[str]) -> dict[str, str]:
-    """Our wheels, unpacked into a folder of their own; returns the variables that put it on the path."""
+    """Our wheels, unpacked into a folder of their own; returns the variables that put it on the path, and the seed of the tests' random data."""
     target = ENVIRONMENTS / "overlays" / name
     shutil.rmtree(target, ignore_errors=True)
     files = [str(wheel_of(package)) for package in dict.fromkeys(packages)]
     session.run(python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", str(target), *files, silent=True)
-    return {"PYTHONPATH": str(target)}
+    return {"PYTHONPATH": str(target), "PYTEST_SEED": os.environ.get("PYTEST_SEED") or seed_of_commit()}
+
+
+def seed_of_commit() -> str:
+    """The same for equal sources and another one for others: each change is tested on new data, and one that has passed passes again."""
+    found = subprocess.run(["git", "rev-parse", "HEAD^{tree}"], cwd=ROOT, capture_output=True, text=True)
+    return str(int(found.stdout[:8] or "0", 16))
 
 
 def fresh_environment(session: nox.Session, python: str, name: str, packages: list[str]) -> str:

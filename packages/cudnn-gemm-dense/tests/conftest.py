@@ -47,6 +47,7 @@ def stub(monkeypatch):
 
     original = GemmOperation._launch_for
     monkeypatch.setattr(KernelSpec, "build", build)
+    monkeypatch.setenv("CUDNN_KERNELS_COMPILE_JOBS", "1")
     monkeypatch.setattr(TransposeSpec, "build", build)
     monkeypatch.setattr(cudnn.dsl_check, "require_dsl", lambda *_, **__: None)
     monkeypatch.setattr(cudnn.gemm_operation, "select_backend", lambda backend, tensors: "sm90")

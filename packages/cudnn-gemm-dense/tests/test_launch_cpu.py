@@ -79,6 +79,7 @@ def device(monkeypatch, tmp_path, fresh):
     monkeypatch.setattr(tuner, "device_name", lambda ordinal: DEVICE)
     monkeypatch.setattr("cudnn.tuning.api.require_gpu", lambda who: None)
     monkeypatch.setattr(KernelSpec, "build", build)
+    monkeypatch.setenv("CUDNN_KERNELS_COMPILE_JOBS", "1")
     monkeypatch.setattr(TransposeSpec, "build", build_transpose)
     monkeypatch.setattr(cudnn.dsl_check, "require_dsl", lambda *_, **__: None)
     monkeypatch.setattr(operation, "select_backend", lambda backend, tensors: "sm90")

@@ -387,6 +387,7 @@ def kernels(monkeypatch, stub, fresh):
         return lambda operands, rest, scalars, clusters, handle: seen.append((spec, (*operands, *rest), scalars))
 
     monkeypatch.setattr(KernelSpec, "build", build)
+    monkeypatch.setenv("CUDNN_KERNELS_COMPILE_JOBS", "1")
     monkeypatch.setattr(GemmOperation, "_launch_for", LAUNCH_FOR)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)

@@ -204,13 +204,17 @@ class GemmOperation(APIBase):
                 self._compiled_kernel = self._kernels() if self._bound.selected == "sm90" else {}  # type: ignore[union-attr]
 
     def _kernels(self) -> dict[GemmConfig, Callable[..., None]]:
+        from cudnn.cache.together import build_together
         from cudnn.dsl_check import require_dsl
 
         require_dsl(f"{type(self).__name__}.compile")
         problem, options = self._bound.kernel_problem, self._bound.options  # type: ignore[union-attr]
-        if self._transposed:
-            self._transpose = TransposeSpec(problem.a_dtype).build()
-        return {config: self._spec(problem, options, config).build() for config in self._configs(problem, options)}
+        configs = self._configs(problem, options)
+        first = [TransposeSpec(problem.a_dtype)] if self._transposed else []
+        built = build_together([*first, *(self._spec(problem, options, config) for config in configs)])
+        if first:
+            self._transpose = built.pop(0)
+        return dict(zip(configs, built, strict=True))
 
     def _configs(self, problem: GemmProblem, options: Any) -> tuple[GemmConfig, ...]:
         return tuple(dict.fromkeys((*self._choices(problem, options), *self._tuned_configs().values())))

@@ -13,6 +13,7 @@ import pytest
 
 import cudnn.cache as cache
 from cudnn.cache import pool, precompile
+from cudnn.cache.together import build_together
 
 OPERATION = """
 from __future__ import annotations
@@ -55,9 +56,15 @@ class Spec:
     def label(self):
         return f"{self.op} {self.dtype} {self.tile}"
 
+    @property
+    def _key(self):
+        return {"op": self.op, "dtype": self.dtype, "tile": self.tile, "arch": self.arch}, ["thirdparty_gemm.relu.epilogue"]
+
     def build(self):
-        fields = {"op": self.op, "dtype": self.dtype, "tile": self.tile, "arch": self.arch}
-        return cudnn.cache.fetch(fields, ["thirdparty_gemm.relu.epilogue"], build=self._compile, dump=_dump, load=_load, label=self.label)
+        return cudnn.cache.fetch(*self._key, build=self._compile, dump=_dump, load=_load, label=self.label)
+
+    def stored(self):
+        return cudnn.cache.stored(*self._key)
 
     def _compile(self):
         print("chatter of a compiler on standard output")
@@ -189,6 +196,53 @@ class TestPool:
         monkeypatch.setenv("CUDNN_KERNELS_LOG", "debug")
         pool.build_all(specs, arch="sm_90a")
         assert "[cudnn.cache] DEBUG a bfloat16 1: disk hit" in capsys.readouterr().err
+
+
+class TestTogether:
+    @pytest.fixture
+    def specs(self, operations, monkeypatch):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "here")
+        monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+        return [operations.Spec("a", "bfloat16", tile, "slow") for tile in range(8)]
+
+    def test_other_processes_help(self, specs, monkeypatch):
+        monkeypatch.setenv("CUDNN_KERNELS_COMPILE_JOBS", "3")
+        texts = [kernel() for kernel in build_together(specs)]
+        assert [text.split(" gpu=")[0] for text in texts] == [spec.label for spec in specs]
+        own = [f"pid={os.getpid()}" in text for text in texts]
+        assert own[0] and not own[-1] and cache.stats.builds == sum(own) and cache.info().entries == 8
+        assert all(spec.stored() for spec in specs)
+        cache.stats.reset()
+        assert [kernel() for kernel in build_together(specs)] == texts and cache.stats.builds == 0
+
+    @pytest.mark.parametrize("why", ["one job", "no store", "a store that cannot be written", "two kernels", "all stored"])
+    def test_nothing_is_started_where_it_cannot_help(self, specs, monkeypatch, tmp_path, why):
+        monkeypatch.setenv("CUDNN_KERNELS_COMPILE_JOBS", "1" if why == "one job" else "4")
+        if why == "all stored":
+            build_together(specs[:3])
+            while not all(spec.stored() for spec in specs[:3]):
+                time.sleep(0.05)
+        monkeypatch.setattr(pool, "_Worker", lambda *_: pytest.fail("a process was started"))
+        if why == "no store":
+            monkeypatch.setenv("CUDNN_KERNELS_CACHE", "0")
+        elif why == "a store that cannot be written":
+            (tmp_path / "file").write_text("")
+            monkeypatch.setenv("CUDNN_KERNELS_CACHE", str(tmp_path / "file" / "store"))
+        chosen = specs[: 2 if why == "two kernels" else 3]
+        assert [kernel().split(" gpu=")[0] for kernel in build_together(chosen)] == [spec.label for spec in chosen]
+
+    def test_a_process_that_fails_changes_nothing(self, operations, specs, monkeypatch):
+        monkeypatch.setenv("CUDNN_KERNELS_COMPILE_JOBS", "4")
+        monkeypatch.setattr(sys, "executable", "/nowhere/python")
+        assert len(build_together(specs[:4])) == 4 and cache.stats.builds == 4
+        with pytest.raises(RuntimeError, match="shared memory"):
+            build_together([*specs[:4], *(operations.Spec("b", "bfloat16", tile, "raises") for tile in range(3))])
+
+    @pytest.mark.parametrize("value", ["0", "-1", "many"])
+    def test_jobs_that_are_none(self, specs, monkeypatch, value):
+        monkeypatch.setenv("CUDNN_KERNELS_COMPILE_JOBS", value)
+        with pytest.raises(ValueError, match=f"CUDNN_KERNELS_COMPILE_JOBS: found '{value}', needs a whole number from 1 on"):
+            build_together(specs)
 
 
 class TestPrecompile:

@@ -133,6 +133,18 @@ def fetch(
     return kernel
 
 
+def stored(fields: Mapping[str, Any], sources: Sequence[str]) -> bool:
+    """Whether ``fetch`` would find the kernel in memory or on disk. What is on disk may still be refused by the loader."""
+    if _table.get(keys.memory_key(fields, sources)) is not None:
+        return True
+    root = settings.directory()
+    if root is None:
+        return False
+    store = Store(root)
+    identity = keys.identity(fields, sources, memo=store.memo)
+    return isinstance(store.read(keys.file_key(identity), identity), Entry)
+
+
 def _from_disk_or_build(
     fields: Mapping[str, Any], sources: Sequence[str], build: Callable[[], Any], dump: Callable[[Any, str], None], load: Callable[[str], Callable], label: str
 ) -> Callable:
@@ -249,6 +261,11 @@ def _warn_not_stored(root: Path, reason: Exception | str, remedy: str = "") -> N
 def _refuse(label: str, reason: str) -> None:
     if _refusals:
         raise BuildRefusedError(f"{label} would be compiled ({reason}), inside cudnn.cache.refuse_builds()")
+
+
+def refusing() -> bool:
+    """Whether ``refuse_builds()`` is active."""
+    return _refusals > 0
 
 
 @contextlib.contextmanager

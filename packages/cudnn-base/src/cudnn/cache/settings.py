@@ -1,4 +1,4 @@
-"""Where the compile cache lives and how large it may grow, from two environment variables that are read at every use."""
+"""Where the compile cache lives and how large it may grow, and how many processes compile, from environment variables that are read at every use."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 DIRECTORY_VARIABLE = "CUDNN_KERNELS_CACHE"
 MAX_BYTES_VARIABLE = "CUDNN_KERNELS_CACHE_MAX_BYTES"
 DEFAULT_MAX_BYTES = 4 << 30
+JOBS_VARIABLE = "CUDNN_KERNELS_COMPILE_JOBS"
+MOST_JOBS = 8  # by default: no operation has many more kernels, and other ranks of a machine start theirs at the same time
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -43,3 +45,18 @@ def max_bytes() -> int:
             f"{MAX_BYTES_VARIABLE}: found {value!r}, needs a whole number of bytes, or one with K, M, G or T behind it such as 500M; 0 means no bound"
         )
     return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def compile_jobs() -> int:
+    """How many processes, this one included, compile the kernels of one operation: ``CUDNN_KERNELS_COMPILE_JOBS``; unset, half the cores this process may use, 8 at most.
+
+    Raises ValueError for anything but a positive whole number.
+    """
+    value = os.environ.get(JOBS_VARIABLE, "").strip()
+    if not value:
+        from cudnn.cache.pool import default_jobs
+
+        return max(min(default_jobs() // 2, MOST_JOBS), 1)
+    if not value.isdecimal() or not int(value):
+        raise ValueError(f"{JOBS_VARIABLE}: found {value!r}, needs a whole number from 1 on; 1 compiles in this process alone")
+    return int(value)

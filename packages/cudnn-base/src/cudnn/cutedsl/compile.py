@@ -9,12 +9,13 @@ from __future__ import annotations
 import importlib
 import os
 import tempfile
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cudnn.cache import fetch
+from cudnn.cache import fetch, stored
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
 
@@ -22,8 +23,50 @@ ARCH = "sm_90a"
 SYMBOL = "kernel"
 
 
+class CachedSpec(ABC):
+    """A kernel as plain data: a frozen dataclass with ``op`` and ``arch`` among its fields, all of which a process that compiles for another one can be sent."""
+
+    op: str
+    arch: str
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """What it is, for log lines and tables."""
+
+    @property
+    @abstractmethod
+    def sources(self) -> Sequence[str]:
+        """Names of the modules it is generated from."""
+
+    @abstractmethod
+    def fields(self) -> dict[str, Any]:
+        """What the cache keys by, besides sources and versions."""
+
+    @abstractmethod
+    def compile(self) -> Compiled:
+        """Compile now, past the cache."""
+
+    def build(self) -> Callable[..., None]:
+        """The kernel, from the cache or compiled now.
+
+        Raises:
+            ImportError: the DSL is missing, or an inconsistent mix of its distributions is installed.
+            ValueError: the configuration does not fit the problem.
+        """
+        from cudnn.dsl_check import require_dsl
+
+        require_dsl(self.op)
+        result = fetch(self.fields(), self.sources, build=self.compile, dump=dump, load=load, label=self.label)
+        return result.function if isinstance(result, Compiled) else result
+
+    def stored(self) -> bool:
+        """Whether ``build`` would compile nothing."""
+        return stored(self.fields(), self.sources)
+
+
 @dataclass(frozen=True)
-class KernelSpec:
+class KernelSpec(CachedSpec):
     """One GEMM kernel: operation, problem, fusion, configuration, architecture.
 
     ``fusion`` names a function ``"module:attribute"`` that takes ``(problem, options)`` and returns the ``Epilogue``; ``options`` is frozen data with ``as_dict()``. The result of
@@ -49,8 +92,11 @@ class KernelSpec:
         options = ",".join(str(v) for v in self.options.as_dict().values())
         return f"{self.op} {p.a_dtype} {p.grouping} a:{p.a_major} b:{p.b_major} {p.b_parts} [{options}] {self.config}"
 
+    @property
+    def sources(self) -> Sequence[str]:
+        return "cudnn.cutedsl.compile", "cudnn.cutedsl.gemm.sm90", self.fusion.split(":")[0]
+
     def fields(self) -> dict[str, Any]:
-        """What the cache keys by, besides sources and versions."""
         return {
             "kernel": "gemm",
             "op": self.op,
@@ -61,22 +107,7 @@ class KernelSpec:
             "arch": self.arch,
         }
 
-    def build(self) -> Callable[..., None]:
-        """The kernel, from the cache or compiled now.
-
-        Raises:
-            ImportError: the DSL is missing, or an inconsistent mix of its distributions is installed.
-            ValueError: the configuration does not fit the problem.
-        """
-        from cudnn.dsl_check import require_dsl
-
-        require_dsl(self.op)
-        sources = ("cudnn.cutedsl.compile", "cudnn.cutedsl.gemm.sm90", self.fusion.split(":")[0])
-        result = fetch(self.fields(), sources, build=self.compile, dump=dump, load=load, label=self.label)
-        return result.function if isinstance(result, Compiled) else result
-
     def compile(self) -> Compiled:
-        """Compile now, past the cache."""
         return finish(_compile(self))
 
 

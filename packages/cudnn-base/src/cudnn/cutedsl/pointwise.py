@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cudnn.cache import fetch
-from cudnn.cutedsl.compile import ARCH, Compiled, dump, finish, load
+from cudnn.cutedsl.compile import ARCH, CachedSpec, Compiled, finish
+
+SOURCES = ("cudnn.cutedsl.pointwise", "cudnn.cutedsl.pointwise_kernel")
 
 
 @dataclass(frozen=True)
-class GatedGradientSpec:
+class GatedGradientSpec(CachedSpec):
     """The kernel for one activation of gated pairs, all tensors of one ``dtype`` (a name).
 
     The result of ``build()`` is called as ``kernel((pre, grad, out), (scale, ...), stream)``: pre (M, 2 I), the pre-activation; grad (M, I), which times ``scale`` is the gradient of the activated
@@ -30,16 +30,14 @@ class GatedGradientSpec:
     def label(self) -> str:
         return f"{self.op} {self.activation} {self.dtype} {'interleaved' if self.interleaved else 'halves'}"
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return SOURCES
+
     def fields(self) -> dict[str, Any]:
-        """What the cache keys by, besides sources and versions."""
         return {"kernel": "gated_gradient", **asdict(self)}
 
-    def build(self) -> Callable[..., None]:
-        """The kernel, from the cache or compiled now. ImportError: the DSL is missing, or an inconsistent mix of its distributions is installed."""
-        return _build(self)
-
     def compile(self) -> Compiled:
-        """Compile now, past the cache."""
         import cutlass
         import cutlass.cute as cute
 
@@ -56,7 +54,7 @@ class GatedGradientSpec:
 
 
 @dataclass(frozen=True)
-class SreluGradientSpec:
+class SreluGradientSpec(CachedSpec):
     """The kernel for squared ReLU with a factor per row, y = prob * relu(s)², matrices of one ``dtype`` (a name), prob in float32.
 
     The result of ``build()`` is called as ``kernel((s, grad, out), stream)``, where ``prob`` as ``kernel((s, grad, out, prob, dprob), stream)``: s (M, N), the pre-activation; grad (M, N), the
@@ -72,16 +70,14 @@ class SreluGradientSpec:
     def label(self) -> str:
         return f"{self.op} {self.dtype}{' prob' if self.prob else ''}"
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return SOURCES
+
     def fields(self) -> dict[str, Any]:
-        """What the cache keys by, besides sources and versions."""
         return {"kernel": "srelu_gradient", **asdict(self)}
 
-    def build(self) -> Callable[..., None]:
-        """As ``GatedGradientSpec.build``."""
-        return _build(self)
-
     def compile(self) -> Compiled:
-        """Compile now, past the cache."""
         import cutlass
         import cutlass.cute as cute
 
@@ -92,15 +88,6 @@ class SreluGradientSpec:
         vectors = [cute.runtime.make_fake_tensor(cutlass.Float32, (m,), stride=(cute.sym_int64(),), assumed_align=4) for _ in range(2 if self.prob else 0)]
         stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=False)
         return finish(cute.compile(SreluGradient(self.prob), (*matrices, *vectors), stream, options=f"--enable-tvm-ffi --gpu-arch {self.arch}"))
-
-
-def _build(spec: GatedGradientSpec | SreluGradientSpec) -> Callable[..., None]:
-    from cudnn.dsl_check import require_dsl
-
-    require_dsl(spec.op)
-    sources = ("cudnn.cutedsl.pointwise", "cudnn.cutedsl.pointwise_kernel")
-    result = fetch(spec.fields(), sources, build=spec.compile, dump=dump, load=load, label=spec.label)
-    return result.function if isinstance(result, Compiled) else result
 
 
 def _fake(dtype: str, rows: Any, columns: Any) -> Any:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cudnn.cache import fetch
-from cudnn.cutedsl.compile import ARCH, Compiled, dump, finish, load
+from cudnn.cutedsl.compile import ARCH, CachedSpec, Compiled, finish
 
 VECTOR_BYTES = 16  # of one access to memory
 
@@ -19,7 +17,7 @@ def pitch(columns: int, bits: int) -> int:
 
 
 @dataclass(frozen=True)
-class TransposeSpec:
+class TransposeSpec(CachedSpec):
     """The kernel for elements of ``dtype``, the name of an 8-bit or a 32-bit one. The result of ``build()`` is called as ``kernel(source, target, stream)``.
 
     source (rows, K, L) has stride 1 along rows and target (rows, K, L) stride 1 along K; their addresses and other strides are multiples of 16 bytes. The rows of target have room for K rounded up to
@@ -34,21 +32,14 @@ class TransposeSpec:
     def label(self) -> str:
         return f"{self.op} {self.dtype}"
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return "cudnn.cutedsl.transpose", "cudnn.cutedsl.transpose_kernel"
+
     def fields(self) -> dict[str, Any]:
-        """What the cache keys by, besides sources and versions."""
         return {"kernel": "transpose", "dtype": self.dtype, "arch": self.arch}
 
-    def build(self) -> Callable[..., None]:
-        """The kernel, from the cache or compiled now. ImportError: the DSL is missing, or an inconsistent mix of its distributions is installed."""
-        from cudnn.dsl_check import require_dsl
-
-        require_dsl(self.op)
-        sources = ("cudnn.cutedsl.transpose", "cudnn.cutedsl.transpose_kernel")
-        result = fetch(self.fields(), sources, build=self.compile, dump=dump, load=load, label=self.label)
-        return result.function if isinstance(result, Compiled) else result
-
     def compile(self) -> Compiled:
-        """Compile now, past the cache."""
         import cutlass.cute as cute
 
         from cudnn.cutedsl.transpose_kernel import Transpose

@@ -267,11 +267,6 @@ class DgluHooks(ProductHooks):
     unaligned = ("padded_offsets", "alpha_tensor", "beta_tensor", "prob_tensor", "dprob_tensor", "dbias_tensor", "b_ptrs")
 
     @property
-    def slack(self) -> float | None:
-        """A product that lies between two values of the operands' dtype may be rounded to either of them, and then counts in a sum."""
-        return 2e-3 if self.round_dgrad else None
-
-    @property
     def initial(self) -> dict[str, float]:
         return {"dprob_tensor": 0.5, **({"dbias_tensor": 0.0} if self.dbias else {})}
 
@@ -287,6 +282,12 @@ class DgluHooks(ProductHooks):
 
     def inputs(self, m: int, n: int, k: int, batches: int) -> dict[str, Any]:
         found = super().inputs(m, n, k, batches)
+        if self.round_dgrad:
+            # Eighths and powers of two: sums that are exact in any order, so that what lies half way between two values of the operands' dtype is rounded to the same one by everybody.
+            for name in ("a_tensor", "b_tensor"):
+                found[name].mul_(8).round_().div_(8)
+            alpha = found["alpha_tensor"]
+            alpha.copy_(alpha.sign() * alpha.abs().log2().round().exp2())
         c = self.matrix(m, 2 * n, self.c_dtype)
         return {**found, "c_tensor": c, "beta_tensor": torch.rand(max(batches, 1), device=self.device) + 0.5}
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from cudnn.cutedsl.compile import KernelSpec
+from cudnn.cutedsl.transpose import TransposeSpec
 from cudnn.gemm_operation import DEVICES, GemmOperation, Launch
 from cudnn.grouped.operation import GroupedOperation
 from cudnn.memo import Memo
@@ -78,6 +79,15 @@ def _kind(dtype: torch.dtype) -> str:
     return "bf" if dtype == torch.bfloat16 else "float" if dtype.is_floating_point else "int"
 
 
+def transpose(source: torch.Tensor, target: torch.Tensor, handle: int) -> None:
+    """What stands for the kernel that copies an operand."""
+    assert handle == 0 and source.shape == target.shape and source.dtype == target.dtype
+    assert source.stride(0) == 1 and target.stride(1) == 1 and not (source.data_ptr() | target.data_ptr()) % 16
+    assert all(step * target.dtype.itemsize % 16 == 0 for step in (target.stride(0), target.stride(2)))
+    bits = torch.uint8 if source.dtype.itemsize == 1 else torch.int32
+    target.view(bits).copy_(source.view(bits))
+
+
 @contextmanager
 def pretend_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CheckedKernel]]:
     """Inside, operations with ``backend="auto"`` take CPU tensors for those of a Hopper GPU. Yields the kernels built so far."""
@@ -116,6 +126,7 @@ def pretend_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CheckedKern
         patch.setenv("CUDNN_KERNELS_COMPILE_JOBS", "1")
         patch.setenv("CUDNN_KERNELS_TUNED", "0")
         patch.setattr(KernelSpec, "build", build)
+        patch.setattr(TransposeSpec, "build", lambda spec: transpose)
         patch.setattr(cudnn.dsl_check, "require_dsl", lambda *_, **__: None)
         patch.setattr(operation, "select_backend", lambda backend, tensors: "reference" if backend == "reference" else "sm90")
         patch.setattr(operation, "require_arch", lambda *_: None)
@@ -149,7 +160,7 @@ def rehearse(case: GemmConformance, monkeypatch: pytest.MonkeyPatch) -> None:
             sized = case.build(inputs, outputs)
             op.execute(**inputs, **own, workspace=_aligned(sized.workspace_bytes()))
             found = [outputs, own, case.wrapper(inputs), case.wrapper(inputs)]
-            for name, wanted in case.reference(inputs).items():
+            for name, wanted in case.reference(inputs).items() if m else ():
                 for result in found:
                     _assert_close(f"{name} at {extents}", result[name], wanted, inputs)
         assert sum(kernel.calls for kernel in kernels) >= 16

@@ -1,0 +1,42 @@
+"""Calls on their whole way to the kernels, without a GPU: see `cudnn.testing.rehearsal`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="what the kernels declare needs the DSL")
+
+from cudnn.testing.conformance import GemmConformance  # noqa: E402
+from cudnn.testing.rehearsal import rehearse  # noqa: E402
+from cudnn_gemm_dense.amax.conformance import AmaxHooks  # noqa: E402
+from cudnn_gemm_dense.dsrelu.conformance import DsreluHooks  # noqa: E402
+from cudnn_gemm_dense.dswiglu.conformance import DswigluHooks  # noqa: E402
+from cudnn_gemm_dense.gemm.conformance import GemmHooks  # noqa: E402
+from cudnn_gemm_dense.srelu.conformance import SreluHooks  # noqa: E402
+from cudnn_gemm_dense.swiglu.conformance import SwigluHooks  # noqa: E402
+
+HALF, FLOAT, BF, E4M3 = torch.float16, torch.float32, torch.bfloat16, torch.float8_e4m3fn
+TURNED = {"dtype": E4M3, "a_major": "m", "b_major": "n", "m_step": 16, "n_step": 64, "k_step": 16}
+CASES: dict[str, tuple[type, dict[str, Any]]] = {
+    "gemm": (GemmHooks, {"bias": BF, "addend": FLOAT}),
+    "gemm, turned": (GemmHooks, {"d_dtype": FLOAT, **TURNED}),
+    "amax": (AmaxHooks, {}),
+    "srelu": (SreluHooks, {}),
+    "srelu, turned": (SreluHooks, TURNED),
+    "dsrelu": (DsreluHooks, {"dtype": HALF}),
+    "dswiglu": (DswigluHooks, {}),
+    "swiglu": (SwigluHooks, {}),
+    "swiglu, turned": (SwigluHooks, TURNED),
+    "swiglu, halves": (SwigluHooks, {"glu_layout": "concatenated"}),
+    "swiglu, pair": (SwigluHooks, {"glu_layout": "separate"}),
+    "swiglu, tf32": (SwigluHooks, {"dtype": FLOAT}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_way_to_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, attributes = CASES[name]
+    rehearse(type("Hooks", (base, GemmConformance), attributes)(), monkeypatch)

@@ -9,6 +9,7 @@ import torch
 
 from cudnn.bench import run
 from cudnn.testing.clock import OneCall
+from cudnn_gemm_dense.gemm import bench as gemm_bench
 
 OPERATIONS = ("amax", "dsrelu", "dswiglu", "gemm", "mlp", "srelu")
 SHAPE = (48, 128, 64)
@@ -42,6 +43,18 @@ def test_every_candidate_is_right(bench, dtype):
     )
     assert {entry["status"] for entry in row["candidates"].values()} == {"ok"}, run.wrong([row])
     assert row["candidates"]["ours"]["whole"] and 0 < row["candidates"]["ours"]["error"] < 0.01
+
+
+@pytest.mark.parametrize("further", gemm_bench.MORE, ids=lambda bench: bench.op)
+def test_products_in_other_majors_and_dtypes(further):
+    """The operands lie in memory as the benchmark says, and every candidate is right."""
+    inputs = further.inputs(SHAPE, further.dtypes[0], torch.device("cpu"), torch.Generator().manual_seed(1))
+    contiguous = {"gemm_nn": (1, 0), "gemm_tn": (0, 0), "gemm_fp8": (1, 1)}[further.op]
+    assert tuple(t.stride().index(1) for t in inputs.values()) == contiguous and inputs["a"].shape == (48, 64)
+    chosen = [further.ours(None), *(peer for peer in further.peers if peer.missing() is None)]
+    rates = {"matmul_tflops": 1.0, "copy_tb_s": 1.0}
+    row = run.measure_shape(further, "custom", SHAPE, further.dtypes[0], chosen, OneCall(), device="cpu", repeats=20, rates=rates, seed=3)
+    assert {entry["status"] for entry in row["candidates"].values()} == {"ok"}, run.wrong([row])
 
 
 def test_host_paths(bench):

@@ -18,6 +18,16 @@ AXES = ("M", "N", "K")
 LARGE: tuple[Shape, ...] = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 28672, 8192), (16384, 4096, 7168))
 SMALL_M: tuple[Shape, ...] = tuple((m, 8192, 8192) for m in (1, 16, 64, 128))
 SHAPES = {"large": LARGE, "small-m": SMALL_M}
+# The products of a layer at 8192 tokens; Llama-3 8B and 70B: qkv, o, gate and up, down (70B's o is among LARGE); Qwen2.5 7B: qkv, gate and up, down; DeepSeek-V3: q_b and o.
+MODELS: tuple[Shape, ...] = tuple(
+    (8192, n, k)
+    for n, k in (
+        *((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),
+        *((10240, 8192), (57344, 8192), (8192, 28672)),
+        *((4608, 3584), (37888, 3584), (3584, 18944)),
+        *((24576, 1536), (7168, 16384)),
+    )
+)
 
 
 def random_matrix(rows: int, columns: int, dtype: str, device: Any, generator: torch.Generator, scale: float = 1.0) -> torch.Tensor:
@@ -43,6 +53,21 @@ def cublas(output: str, operand: str = "b") -> Candidate:
         return lambda: torch.matmul(a, b.t())
 
     return Candidate("cublas", "cuBLAS matmul (torch)", bind, lambda d: {output: d})
+
+
+def cublaslt_fp8(output: str, operand: str = "b") -> Candidate:
+    """cuBLASLt's product of 8-bit operands with full accumulation, giving ``output`` in bfloat16."""
+
+    def bind(inputs: Inputs) -> Any:
+        import torch
+
+        a, b = inputs["a"], inputs[operand]
+        one = torch.ones((), device=a.device)
+        if not a.is_cuda:
+            return lambda: (a.float() @ b.float().t()).bfloat16()
+        return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=False)
+
+    return Candidate("cublaslt", "cuBLASLt fp8, full accumulation (torch)", bind, lambda d: {output: d})
 
 
 def quack(output: str, operand: str = "b", name: str = "quack") -> Candidate:

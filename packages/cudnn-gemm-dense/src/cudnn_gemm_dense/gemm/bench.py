@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cudnn.bench import Benchmark, Candidate, HostPath, Shape, dense
@@ -38,7 +39,7 @@ def bind_gemm(inputs: Inputs, config: Config = None) -> Call:
     from cudnn_gemm_dense.gemm.api import Gemm
 
     a, b = inputs["a"].unsqueeze(-1), inputs["b"].unsqueeze(-1)
-    d = torch.empty(a.shape[0], b.shape[0], 1, device=a.device, dtype=a.dtype)
+    d = torch.empty(a.shape[0], b.shape[0], 1, device=a.device, dtype=a.dtype if a.dtype.itemsize > 1 else torch.bfloat16)
     operation = compiled(Gemm(a, b, d, config=config))
 
     def call() -> torch.Tensor:
@@ -79,7 +80,26 @@ def _reference(inputs: Inputs) -> dict[str, torch.Tensor]:
 def _baseline(inputs: Inputs) -> dict[str, torch.Tensor]:
     import torch
 
-    return {"d": torch.matmul(inputs["a"], inputs["b"].t())}
+    a, b = (t if t.dtype.itemsize > 1 else t.bfloat16() for t in (inputs["a"], inputs["b"]))
+    return {"d": torch.matmul(a, b.t())}
+
+
+def _operands_nn(shape: Shape, dtype: str, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+    """b contiguous along N: the gradient of a linear layer's input, from its weight as it lies there."""
+    found = operands(shape, dtype, device, generator)
+    return {**found, "b": found["b"].t().contiguous().t()}
+
+
+def _operands_tn(shape: Shape, dtype: str, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+    """a contiguous along M and b along N: the gradient of a linear layer's weight, summed over tokens."""
+    found = operands(shape, dtype, device, generator)
+    return {name: t.t().contiguous().t() for name, t in found.items()}
+
+
+def _operands_fp8(shape: Shape, dtype: str, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+    """Both of unit size: smaller numbers would fall below what 8 bits hold."""
+    m, n, k = shape
+    return {"a": dense.random_matrix(m, k, dtype, device, generator), "b": dense.random_matrix(n, k, dtype, device, generator)}
 
 
 def _bind_wrapper(inputs: Inputs) -> Call:
@@ -93,7 +113,7 @@ BENCH = Benchmark(
     op="gemm",
     title="Plain GEMM",
     axes=dense.AXES,
-    shapes=dense.SHAPES,
+    shapes={**dense.SHAPES, "models": dense.MODELS},
     inputs=operands,
     ours=_ours,
     peers=(dense.cublas("d"), dense.quack("d"), dense.deep_gemm("d")),
@@ -107,4 +127,36 @@ BENCH = Benchmark(
         HostPath("torch matmul", dense.cublas("d").bind),
     ),
     host_shape=(128, 128, 128),
+)
+
+MORE = (
+    replace(
+        BENCH,
+        op="gemm_nn",
+        title="Plain GEMM, B contiguous along N (gradient of an input)",
+        shapes={"large": dense.LARGE},
+        inputs=_operands_nn,
+        peers=(dense.cublas("d"), dense.quack("d")),
+        host_paths=(),
+    ),
+    replace(
+        BENCH,
+        op="gemm_tn",
+        title="Plain GEMM, A contiguous along M and B along N (gradient of a weight)",
+        shapes={"large": dense.LARGE},
+        inputs=_operands_tn,
+        peers=(dense.cublas("d"), dense.quack("d")),
+        host_paths=(),
+    ),
+    replace(
+        BENCH,
+        op="gemm_fp8",
+        title="Plain GEMM, 8-bit operands, full accumulation",
+        shapes={**dense.SHAPES, "long-sums": ((4096, 4096, 16384),)},
+        inputs=_operands_fp8,
+        peers=(dense.cublaslt_fp8("d"),),
+        dtypes=("float8_e4m3fn",),
+        bytes=lambda shape, dtype: 1.0 * (shape[0] * shape[2] + shape[1] * shape[2] + 2 * shape[0] * shape[1]),
+        host_paths=(),
+    ),
 )

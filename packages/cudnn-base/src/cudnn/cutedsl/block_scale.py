@@ -256,7 +256,15 @@ def signs_of_halves(words: Any) -> Any:
     return (evens >> 4 & 0x08080808) | (odds & word(0x80808080, odds))
 
 
+def signs_of_words(words: Any, byte: int) -> Any:
+    """Signs of eight floats for ``e2m1_word``: in each of eight words the top bit of byte number ``byte``."""
+    low, pair = byte, (byte + 4) << 4
+    evens, odds = (
+        permuted_bytes(permuted_bytes(words[i], words[i + 2], pair | low), permuted_bytes(words[i + 4], words[i + 6], pair | low), 0x5410) for i in (0, 1)
+    )
+    return (evens >> 4 & 0x08080808) | (odds & word(0x80808080, odds))
+
+
 def signs_of_floats(words: Any) -> Any:
     """Signs of eight float32, given as bits, for ``e2m1_word``."""
-    evens, odds = (permuted_bytes(permuted_bytes(words[i], words[i + 2], 0x0073), permuted_bytes(words[i + 4], words[i + 6], 0x0073), 0x5410) for i in (0, 1))
-    return (evens >> 4 & 0x08080808) | (odds & word(0x80808080, odds))
+    return signs_of_words(words, 3)

@@ -429,7 +429,7 @@ class GemmOperation(APIBase):
         check_same_device(list(zip(self._layout.names, tensors, strict=True)))
         kind, found = DEVICES[self._bound.selected], metadata(tensors[0]).device_type  # type: ignore[union-attr]
         if found != kind and self.backend != "reference":
-            raise ValueError(f"a_tensor is on {found}, needs {kind}, which the object was compiled for; move the tensors, or compile another object")
+            raise ValueError(f"{self._layout.names[0]} is on {found}, needs {kind}, which the object was compiled for; move the tensors, or compile another object")
 
     def _launch_for(self, extents: Extents, device_index: int | None) -> Launch:
         if 0 in (extents.m, extents.n, extents.batches):

@@ -48,6 +48,11 @@ def spoilt(t: torch.Tensor) -> torch.Tensor:
     return torch.full_like(t, float("nan") if t.dtype.is_floating_point else 0)
 
 
+def used(t: torch.Tensor) -> torch.Tensor:
+    """Something that is computed of an output: twice its value, or of 8-bit elements, which torch does not multiply, their complement."""
+    return t * 2 if t.dtype.itemsize > 1 else ~t.view(torch.uint8)
+
+
 def parameter(t: torch.Tensor) -> torch.Tensor:
     """As a parameter that requires grad; integers, which cannot, as they are."""
     return torch.nn.Parameter(t) if t.dtype.is_floating_point else t
@@ -264,7 +269,7 @@ class GemmConformance:
 
         def layer(inputs):
             result = self.wrapper(inputs)
-            return {name: t * 2 for name, t in result.items() if t is not None}
+            return {name: used(t) for name, t in result.items() if t is not None}
 
         compiled = torch.compile(layer, fullgraph=True, dynamic=True if dynamic else None, backend=counter)
         sizes = (24, 40, 136, 7 * self.m_step) if dynamic else (24, 24)
@@ -287,7 +292,7 @@ class GemmConformance:
 
         def layer(inputs, outputs):
             op.execute(**inputs, **outputs)
-            return {name: t * 2 for name, t in outputs.items()}
+            return {name: used(t) for name, t in outputs.items()}
 
         inputs, eager, traced = self.inputs(*extents), self.outputs(*extents), self.outputs(*extents)
         expected = layer(inputs, eager)
@@ -407,7 +412,7 @@ class GemmConformanceCuda(GemmConformance):
             result = self.wrapper(inputs, stream=side)
             del inputs
             poison = [mapped(spoilt, source) for _ in range(2)]
-            poison += [{name: torch.full_like(expected[name], float("nan")) for name in self.output_layouts(*extents)} for _ in range(2)]
+            poison += [{name: spoilt(expected[name]) for name in self.output_layouts(*extents)} for _ in range(2)]
             side.synchronize()
             torch.cuda.synchronize()
             for name in self.output_layouts(*extents):

@@ -12,7 +12,7 @@ from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.gemm_operation import Launch, Scalars, Tensors
 from cudnn_gemm_dense.operation import DenseOperation, unfit_reason
 from cudnn_gemm_dense.proj_rope_mxfp8.options import CONFIGS, FOOTPRINT, ProjRopeOptions, proj_rope_spec
-from cudnn_gemm_dense.proj_rope_mxfp8.reference import proj_rope_mxfp8
+from cudnn_gemm_dense.proj_rope_mxfp8.reference import proj_rope_mxfp8, widened
 from cudnn_gemm_dense.proj_rope_mxfp8.shapes import OUTPUTS, ProjRopeLayout
 
 if TYPE_CHECKING:
@@ -70,6 +70,9 @@ class ProjRope(DenseOperation):
 
     def _reference(self, tensors: Tensors, scalars: Scalars) -> None:
         x, w, cos, sin, *outputs = tensors
+        if self._layout.scaled:
+            *outputs, x_scale, w_scale = outputs
+            x, w = widened(x, x_scale), widened(w, w_scale)
         for target, found in zip(outputs, proj_rope_mxfp8(x, w, cos, sin, self._layout.w_out_in), strict=True):
             target.copy_(found)
 

@@ -68,6 +68,15 @@ def quantized(z: torch.Tensor) -> Quantized:
     return _both_ways(z, quantize)
 
 
+def widened(code: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """MXFP8 (rows, K) with scales (rows, K/32) in bfloat16, exact within its range; a scale of 255 gives NaN."""
+    import torch
+
+    byte = scale.int()
+    power = torch.where(byte == 255, 0x7FC00000, torch.where(byte == 0, 0x00400000, byte << 23)).to(torch.int32).view(torch.float32)
+    return (code.float() * power.repeat_interleave(BLOCK, -1)).to(torch.bfloat16)
+
+
 def rotated(q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """q (T, H, 192) with the last 64 features of each head rotated: interleaved pairs in, halves out. In q's dtype."""
     import torch
@@ -81,17 +90,20 @@ def rotated(q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return torch.cat((q[..., :NOPE], p * cos[..., :half] - r * sin[..., :half], p * sin[..., half:] + r * cos[..., half:]), -1)
 
 
+def powers(byte: torch.Tensor) -> torch.Tensor:
+    """2^(byte - 127) in float64; NaN for 255."""
+    import torch
+
+    power = ((byte.long() + (1023 - 127)) << 52).view(torch.float64)
+    return torch.where(byte == 255, float("nan"), power)
+
+
 def dequantized(
     out_fp8_row: torch.Tensor, out_scales_row: torch.Tensor, out_fp8_col: torch.Tensor, out_scales_col: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What the quantised rows and columns stand for, each (T, H, 192) in float64."""
-    import torch
-
-    def scales(byte: torch.Tensor) -> torch.Tensor:
-        return torch.ldexp(torch.ones((), dtype=torch.float64, device=byte.device), byte.int() - 127)
-
-    row = out_fp8_row.double() * scales(out_scales_row).repeat_interleave(BLOCK, -1)
-    return row, out_fp8_col.double() * scales(out_scales_col).repeat_interleave(BLOCK, 0)
+    row = out_fp8_row.double() * powers(out_scales_row).repeat_interleave(BLOCK, -1)
+    return row, out_fp8_col.double() * powers(out_scales_col).repeat_interleave(BLOCK, 0)
 
 
 def _product(x: torch.Tensor, w: torch.Tensor, w_out_in: bool) -> torch.Tensor:

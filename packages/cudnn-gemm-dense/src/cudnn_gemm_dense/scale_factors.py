@@ -6,15 +6,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cudnn import checks
-from cudnn.api_base import ceil_div
+from cudnn.block_scale import FP4, FP8, ScaleLayout
+from cudnn.block_scale import checks as scale_checks
+from cudnn.block_scale.checks import unpacked
 from cudnn.datatypes import dtype_name
-from cudnn.fp4 import logical_geometry
 from cudnn.gemm_operation import sample_metadata
 from cudnn.tensor_desc import TensorDesc
 from cudnn.tensors import Metadata
 
-FP8 = ("float8_e4m3fn", "float8_e5m2")
-FP4 = "float4_e2m1fn"
+__all__ = [
+    "FP4",
+    "FP8",
+    "check_one_value",
+    "check_scale_dtypes",
+    "check_scale_shape",
+    "describe_sfd",
+    "not_implemented",
+    "read_scales",
+    "require_scales",
+    "scale_shapes",
+    "unpacked",
+]
 
 
 def read_scales(op: str, samples: dict[str, Any]) -> dict[str, Metadata] | None:
@@ -23,25 +35,15 @@ def read_scales(op: str, samples: dict[str, Any]) -> dict[str, Metadata] | None:
     return given or None
 
 
-def unpacked(meta: Metadata) -> Metadata:
-    """Bytes (uint8) as operands stand for packed 4-bit floats."""
-    if meta.dtype != "uint8":
-        return meta
-    shape, stride = logical_geometry(meta.shape, meta.stride)
-    return meta._replace(dtype=FP4, shape=shape, stride=stride)
-
-
 def scale_shapes(rows: int, columns: int, batches: int, vec: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The two forms of a blocked scale factor tensor: the six-axis atom view, and the C-contiguous physical one."""
-    blocks_m, blocks_k = ceil_div(rows, 128), ceil_div(ceil_div(columns, vec), 4)
-    return (32, 4, blocks_m, 4, blocks_k, batches), (batches, blocks_m, blocks_k, 32, 4, 4)
+    layout = ScaleLayout(rows, columns, batches, vec)
+    return layout.logical_shape, layout.physical_shape
 
 
 def check_scale_shape(name: str, scale: Metadata, rows: int, columns: int, batches: int, vec: int) -> None:
     """ValueError unless the scale factors have one of the two forms for a (rows, columns, batches) matrix."""
-    forms = scale_shapes(rows, columns, batches, vec)
-    if scale.shape not in forms:
-        raise ValueError(f"{name}: found shape {scale.shape}, needs {forms[0]} or {forms[1]} for {rows} x {columns} x {batches} and sf_vec_size {vec}")
+    scale_checks.check_scale_shape(name, scale, ScaleLayout(rows, columns, batches, vec))
 
 
 def check_one_value(name: str, meta: Metadata) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from cudnn import checks
+from cudnn.block_scale import ScaleLayout
+from cudnn.block_scale.checks import check_scale_stride, scale_form, wanted_text
 from cudnn.gemm_layout import Extents
 from cudnn.tensors import Metadata
-from cudnn_gemm_dense.scale_factors import FP4, check_scale_dtypes, require_scales, scale_shapes
+from cudnn_gemm_dense.scale_factors import FP4, check_scale_dtypes, require_scales
 
 OPERAND_DTYPES = (FP4, "float8_e5m2", "float8_e4m3fn")
 SCALE_DTYPES = ("float8_e8m0fnu", "float8_e4m3fn", "int8")
@@ -28,23 +30,14 @@ def check_scales(scales: dict[str, Metadata], extents: Extents, vec: int) -> Non
     seen = {}
     for name, rows in (("sfa_tensor", extents.m), ("sfb_tensor", extents.n)):
         meta = scales[name]
-        forms = scale_shapes(rows, extents.k, extents.batches, vec)
-        wanted = f"needs {forms[0]} or {forms[1]} for {rows} x {extents.k} x {extents.batches} and sf_vec_size {vec}"
-        if len(meta.shape) != 6:
+        wanted = wanted_text(ScaleLayout(rows, extents.k, extents.batches, vec))
+        form = scale_form(meta.shape)
+        if form is None:
             raise ValueError(f"{name}: found shape {meta.shape}, {wanted}")
-        logical = meta.shape[:2] == (32, 4) and meta.shape[3] == 4
-        if not logical and meta.shape[3:] != (32, 4, 4):
+        check_scale_stride(name, meta, form)
+        if form.batches != extents.batches:
             raise ValueError(f"{name}: found shape {meta.shape}, {wanted}")
-        blocks_m, blocks_k, batches = (meta.shape[2], meta.shape[4], meta.shape[5]) if logical else (meta.shape[1], meta.shape[2], meta.shape[0])
-        steps = {"batch": blocks_m * blocks_k * 512, "rows": blocks_k * 512, "columns": 512}
-        strides = (16, 4, steps["rows"], 1, 512, steps["batch"]) if logical else (steps["batch"], steps["rows"], 512, 16, 4, 1)
-        if any(extent > 1 and step != expected for extent, step, expected in zip(meta.shape, meta.stride, strides, strict=True)):
-            raise ValueError(
-                f"{name}: found stride {meta.stride} for shape {meta.shape}, needs {strides}; the scale factors of 128 rows and 4 blocks lie together"
-            )
-        if batches != extents.batches:
-            raise ValueError(f"{name}: found shape {meta.shape}, {wanted}")
-        seen[name] = (blocks_m, blocks_k, wanted)
+        seen[name] = (form.row_atoms, form.block_atoms, wanted)
     if seen["sfa_tensor"][1] != seen["sfb_tensor"][1]:
         raise ValueError(
             f"sfa_tensor and sfb_tensor: found {seen['sfa_tensor'][1]} and {seen['sfb_tensor'][1]} groups of four blocks along K, needs them equal"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64, Uint8
+from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64, Uint8, Uint32
 
 from cudnn.cutedsl import layout
+from cudnn.cutedsl.block_scale import as_bits, as_float, e8m0_bits, e8m0_from_bits, e8m0_reciprocal
 from cudnn.cutedsl.epilogue.op import SLAB_VALUES, Epilogue, LoadOp, StoreOp, TensorSpec
 from cudnn.cutedsl.epilogue.parts import WARPS, BoundPart, Part, has_row, row_of
 from cudnn.cutedsl.gemm.config import SLAB_COLUMNS, SLAB_ROWS
 from cudnn.cutedsl.gemm.problem import GemmProblem
-from cudnn_gemm_dense.proj_rope_mxfp8.lanes import BLOCK, BLOCKS, HEAD, ROPE, SLABS, column_maximum, every_second, inverse_bits, row_maximum, scale_byte
+from cudnn_gemm_dense.proj_rope_mxfp8.lanes import BLOCK, BLOCKS, HEAD, ROPE, SLABS, column_maximum, every_second, row_maximum
 from cudnn_gemm_dense.proj_rope_mxfp8.options import ProjRopeOptions
 
 HALVES = SLAB_ROWS // BLOCK  # blocks of 32 tokens in 64
@@ -108,7 +109,7 @@ class BoundRowScales(BoundPart):
         return found
 
     @cute.jit
-    def store(self, row: Int32, place, slab: cutlass.Constexpr, byte: Int32):
+    def store(self, row: Int32, place, slab: cutlass.Constexpr, byte: Uint32):
         # All four lanes of a row know the byte: they take turns.
         if (self.thread % 4 == slab % 4) & has_row(place, row) & (place.n < self.tensor.shape[1]):
             self.tensor[(row, place.n, slab)] = byte.to(Uint8)
@@ -147,7 +148,7 @@ class BoundColumnScales(BoundPart):
             local = self.thread + i * THREADS
             half = local // HEAD
             column = local - half * HEAD
-            byte, factor = scale_of(cute.arch.fmax(self.maxima[2 * half, column], self.maxima[2 * half + 1, column]))
+            byte, factor = scale_of(Warp.largest(self.maxima[2 * half, column], self.maxima[2 * half + 1, column]))
             self.scales[half, column] = factor
             row = place.row + half * BLOCK
             if has_row(place, row) & (place.n < self.tensor.shape[1]):
@@ -172,21 +173,13 @@ class Warp:
 
     @staticmethod
     def largest(a: Float32, b: Float32) -> Float32:
-        return cute.arch.fmax(a, cute.math.abs(b))
+        return cute.arch.fmax(a, cute.math.abs(b), nan=True)
 
 
-def scale_of(largest: Float32) -> tuple[Int32, Float32]:
-    """The e8m0 byte for a block with this largest magnitude (NaN: as 0), and what to multiply the block with: 2^(127 - byte)."""
-    value = cute.make_rmem_tensor((1,), Float32)
-    bits = cute.recast_tensor(value, Int32)
-    value[0] = cute.arch.fmax(largest, Float32(0.0)) * Float32(INVERSE_LIMIT)
-    byte = scale_byte(bits[0], select_integer)
-    bits[0] = inverse_bits(byte, select_integer)
-    return byte, value[0]
-
-
-def select_integer(condition, a, b) -> Int32:
-    return cutlass.select_(condition, Int32(a), Int32(b))
+def scale_of(largest: Float32) -> tuple[Uint32, Float32]:
+    """The e8m0 byte for a block with this largest magnitude, and what to multiply the block with: 2^(127 - byte). Both are NaN where the magnitude is."""
+    byte = e8m0_from_bits(as_bits(largest * Float32(INVERSE_LIMIT)))
+    return byte, as_float(e8m0_bits(e8m0_reciprocal(byte)))
 
 
 def proj_rope_mxfp8(problem: GemmProblem, options: ProjRopeOptions) -> ProjRopeMxfp8:

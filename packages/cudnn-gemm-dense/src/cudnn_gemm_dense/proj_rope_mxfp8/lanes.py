@@ -4,7 +4,7 @@ A slab is 64 rows x 32 columns, a warp's part of it 16 rows. Lane i holds rows i
 two, j = r // 4 and b = r % 2.
 
 No module of the DSL is needed here: ``warp`` is what the device has, or 32 lanes side by side in arrays. Its ``shuffle(value, lane)`` is the value that another lane passes, ``across(value, distance)``
-the one of the lane whose number differs in one bit, ``select(condition, a, b)`` and ``largest(a, |b|)`` are arithmetic.
+the one of the lane whose number differs in one bit, ``select(condition, a, b)``, ``magnitude(a)`` and ``largest(a, |b|)`` are arithmetic.
 """
 
 from __future__ import annotations
@@ -64,14 +64,3 @@ def column_maximum(slab: Values, lane: Any, warp: Any) -> tuple[Any, Any]:
         ]
     own = lane // 16 % 2 * 4 + lane // 8 % 2 * 2 + lane // 4 % 2
     return found[0], own // 2 * 8 + lane % 4 * 2 + own % 2
-
-
-def scale_byte(bits: Any, select: Any) -> Any:
-    """The e8m0 byte of a float32 that is not negative, given by its bits: the next power of two, 127 is 1. What is not above 2^-127 gets 0, what is above 2^127 gets 254."""
-    above = (bits + 0x7FFFFF) >> 23
-    return select(bits <= 0x400000, 0, select(above > 254, 254, above))
-
-
-def inverse_bits(byte: Any, select: Any) -> Any:
-    """The bits of the float32 2^(127 - byte), for bytes from 0 to 254; of the last it has no leading one."""
-    return select(byte == 254, 0x400000, (254 - byte) << 23)

@@ -13,10 +13,12 @@ from cudnn.cutedsl.gemm.problem import GemmProblem
 FOOTPRINT = Footprint(slabs=6, store_bits=8, load_bits=16, loads=4, column_values=6)
 
 CONFIGS = (
+    GemmConfig(128, 192, 2, 1, pingpong=True),
     GemmConfig(128, 192, 2, 1),
-    GemmConfig(64, 192, 2, 1, pingpong=True),
+    GemmConfig(64, 192, k_atoms=2),
+    GemmConfig(64, 192, split_k=2),
 )
-"""The configurations ``compile()`` builds when the caller gives none."""
+"""What ``compile()`` builds when the caller gives no configuration: large problems, those with a tile or two for each CTA, and few tiles with a short and a long K."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cudnn.reference import cast, matmul
-from cudnn_gemm_dense.proj_rope_mxfp8.lanes import BLOCK, BLOCKS, HEAD, NOPE, ROPE, inverse_bits, scale_byte
+from cudnn_gemm_dense.proj_rope_mxfp8.lanes import BLOCK, BLOCKS, HEAD, NOPE, ROPE
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +46,7 @@ def gemm_proj_rope_mxfp8_reference(x: torch.Tensor, w: torch.Tensor, cos: torch.
 
 
 def proj_rope_mxfp8(x: torch.Tensor, w: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, w_out_in: bool = False) -> Quantized:
-    """What the kernel computes; arguments and results as those of ``gemm_proj_rope_mxfp8_reference``. NaN stays NaN and does not count in a block's scale."""
+    """What the kernel computes; arguments and results as those of ``gemm_proj_rope_mxfp8_reference``. A NaN makes its blocks NaN."""
     import torch
 
     z = rotated(_product(x, w, w_out_in).to(torch.bfloat16).float(), cos, sin)
@@ -60,10 +60,10 @@ def quantized(z: torch.Tensor) -> Quantized:
     inverse_limit = torch.tensor(1.0 / 448.0, dtype=torch.float32, device=z.device)
 
     def quantize(blocks: torch.Tensor, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
-        largest = blocks.abs().nan_to_num(nan=0.0, posinf=float("inf")).amax(axis, keepdim=True)
-        byte = scale_byte((largest * inverse_limit).view(torch.int32), torch.where)
-        factor = inverse_bits(byte, torch.where).view(torch.float32)
-        return cast(blocks * factor, torch.float8_e4m3fn), byte.squeeze(axis).to(torch.uint8)
+        bits = (blocks.abs().amax(axis, keepdim=True) * inverse_limit).view(torch.int32) & 0x7FFFFFFF
+        # The next power of two: 0 up to 2^-127, 254 where there is none, 255 for NaN.
+        byte = torch.where(bits > 0x7F800000, 255, torch.where(bits <= 0x00400000, 0, ((bits - 1) >> 23) + 1).clamp(max=254))
+        return cast(blocks * power_of_two(torch.where(byte == 255, 255, 254 - byte)), torch.float8_e4m3fn), byte.squeeze(axis).to(torch.uint8)
 
     return _both_ways(z, quantize)
 
@@ -72,9 +72,15 @@ def widened(code: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """MXFP8 (rows, K) with scales (rows, K/32) in bfloat16, exact within its range; a scale of 255 gives NaN."""
     import torch
 
-    byte = scale.int()
-    power = torch.where(byte == 255, 0x7FC00000, torch.where(byte == 0, 0x00400000, byte << 23)).to(torch.int32).view(torch.float32)
-    return (code.float() * power.repeat_interleave(BLOCK, -1)).to(torch.bfloat16)
+    return (code.float() * power_of_two(scale).repeat_interleave(BLOCK, -1)).to(torch.bfloat16)
+
+
+def power_of_two(byte: torch.Tensor) -> torch.Tensor:
+    """2^(byte - 127) in float32, which holds byte 0 as a subnormal number; NaN for 255."""
+    import torch
+
+    byte = byte.int()
+    return torch.where(byte == 255, 0x7FC00000, torch.where(byte == 0, 0x00400000, byte << 23)).int().view(torch.float32)
 
 
 def rotated(q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ Torch is imported by the functions, not by this module.
 
 from __future__ import annotations
 
+from cudnn.reference.block_scale import cast_scale, dequantize_blocks, dequantize_operand, quantize_blocks, scales_from_blocked, scales_to_blocked
 from cudnn.reference.gated import GLU_LAYOUTS, GLU_ORDERS, deinterleave_gate_up, interleave_gate_up, join_gate_up, split_gate_up, swiglu, swiglu_backward
 from cudnn.reference.gemm import cast, full_float32, matmul
 
@@ -13,11 +14,17 @@ __all__ = [
     "GLU_LAYOUTS",
     "GLU_ORDERS",
     "cast",
+    "cast_scale",
     "deinterleave_gate_up",
+    "dequantize_blocks",
+    "dequantize_operand",
     "full_float32",
     "interleave_gate_up",
     "join_gate_up",
     "matmul",
+    "quantize_blocks",
+    "scales_from_blocked",
+    "scales_to_blocked",
     "split_gate_up",
     "swiglu",
     "swiglu_backward",

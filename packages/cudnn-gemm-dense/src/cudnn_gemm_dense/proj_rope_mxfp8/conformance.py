@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from cudnn.reference.block_scale import scale_values
 from cudnn.tuple_dict import TupleDict
 from cudnn_gemm_dense.proj_rope_mxfp8.api import GemmProjRopeMxfp8Bf16In, GemmProjRopeMxfp8Mxfp8In, gemm_proj_rope_mxfp8_wrapper
 from cudnn_gemm_dense.proj_rope_mxfp8.lanes import BLOCK, BLOCKS, HEAD, NOPE, ROPE
-from cudnn_gemm_dense.proj_rope_mxfp8.reference import dequantized, powers, proj_rope_mxfp8, rotated, widened
+from cudnn_gemm_dense.proj_rope_mxfp8.reference import dequantized, proj_rope_mxfp8, rotated, widened
 from cudnn_gemm_dense.proj_rope_mxfp8.shapes import OUTPUTS, TOKENS
 
 
@@ -95,7 +96,7 @@ class ProjRopeHooks:
             low, high = (byte_of((largest + sign * slack).amax(axis_of(name)), sign) for sign in (-1, 1))
             byte = scales.int()
             assert ((byte >= low) & (byte <= high)).all(), f"{name}: {int(((byte < low) | (byte > high)).sum())} scales are wrong"
-            step = powers(scales).unsqueeze(axis_of(name))
+            step = scale_values(scales).double().unsqueeze(axis_of(name))
             # Half a step of three stored bits, or of e4m3's smallest number.
             allowed = slack + 2.0**-4 * (largest + slack) + 2.0**-10 * step
             excess = (blocks(values) - blocks(z)).abs() - allowed

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cudnn.block_scale import MXFP8
+from cudnn.datatypes import torch_dtype
 from cudnn.reference import cast, matmul
+from cudnn.reference.block_scale import dequantize_blocks, quantize_blocks, scale_values
 from cudnn_gemm_dense.proj_rope_mxfp8.lanes import BLOCK, BLOCKS, HEAD, NOPE, ROPE
 
 if TYPE_CHECKING:
@@ -55,32 +58,17 @@ def proj_rope_mxfp8(x: torch.Tensor, w: torch.Tensor, cos: torch.Tensor, sin: to
 
 def quantized(z: torch.Tensor) -> Quantized:
     """z (T, H, 192) in float32, quantised along features and along tokens as the kernel does."""
-    import torch
-
-    inverse_limit = torch.tensor(1.0 / 448.0, dtype=torch.float32, device=z.device)
 
     def quantize(blocks: torch.Tensor, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
-        bits = (blocks.abs().amax(axis, keepdim=True) * inverse_limit).view(torch.int32) & 0x7FFFFFFF
-        # The next power of two: 0 up to 2^-127, 254 where there is none, 255 for NaN.
-        byte = torch.where(bits > 0x7F800000, 255, torch.where(bits <= 0x00400000, 0, ((bits - 1) >> 23) + 1).clamp(max=254))
-        return cast(blocks * power_of_two(torch.where(byte == 255, 255, 254 - byte)), torch.float8_e4m3fn), byte.squeeze(axis).to(torch.uint8)
+        values, scales = quantize_blocks(blocks.movedim(axis, -1), MXFP8)
+        return values.movedim(-1, axis), scales.squeeze(-1).view(torch_dtype("uint8"))
 
     return _both_ways(z, quantize)
 
 
 def widened(code: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """MXFP8 (rows, K) with scales (rows, K/32) in bfloat16, exact within its range; a scale of 255 gives NaN."""
-    import torch
-
-    return (code.float() * power_of_two(scale).repeat_interleave(BLOCK, -1)).to(torch.bfloat16)
-
-
-def power_of_two(byte: torch.Tensor) -> torch.Tensor:
-    """2^(byte - 127) in float32, which holds byte 0 as a subnormal number; NaN for 255."""
-    import torch
-
-    byte = byte.int()
-    return torch.where(byte == 255, 0x7FC00000, torch.where(byte == 0, 0x00400000, byte << 23)).int().view(torch.float32)
+    return dequantize_blocks(code, scale, BLOCK, dtype=torch_dtype("bfloat16"))
 
 
 def rotated(q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -96,20 +84,14 @@ def rotated(q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return torch.cat((q[..., :NOPE], p * cos[..., :half] - r * sin[..., :half], p * sin[..., half:] + r * cos[..., half:]), -1)
 
 
-def powers(byte: torch.Tensor) -> torch.Tensor:
-    """2^(byte - 127) in float64; NaN for 255."""
-    import torch
-
-    power = ((byte.long() + (1023 - 127)) << 52).view(torch.float64)
-    return torch.where(byte == 255, float("nan"), power)
-
-
 def dequantized(
     out_fp8_row: torch.Tensor, out_scales_row: torch.Tensor, out_fp8_col: torch.Tensor, out_scales_col: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What the quantised rows and columns stand for, each (T, H, 192) in float64."""
-    row = out_fp8_row.double() * powers(out_scales_row).repeat_interleave(BLOCK, -1)
-    return row, out_fp8_col.double() * powers(out_scales_col).repeat_interleave(BLOCK, 0)
+    import torch
+
+    row = dequantize_blocks(out_fp8_row, out_scales_row, BLOCK, dtype=torch.float64)
+    return row, out_fp8_col.double() * scale_values(out_scales_col).double().repeat_interleave(BLOCK, 0)
 
 
 def _product(x: torch.Tensor, w: torch.Tensor, w_out_in: bool) -> torch.Tensor:

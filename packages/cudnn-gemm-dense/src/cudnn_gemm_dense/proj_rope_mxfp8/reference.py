@@ -33,7 +33,7 @@ def gemm_proj_rope_mxfp8_reference(x: torch.Tensor, w: torch.Tensor, cos: torch.
     """
     import torch
 
-    z = rotated(_product(x, w, w_out_in), cos, sin)
+    z = rotated(product(x, w, w_out_in), cos, sin)
 
     def exponents(largest: torch.Tensor) -> torch.Tensor:
         mantissa, exponent = torch.frexp(largest.clamp(min=1e-30) / 448.0)
@@ -52,7 +52,7 @@ def proj_rope_mxfp8(x: torch.Tensor, w: torch.Tensor, cos: torch.Tensor, sin: to
     """What the kernel computes; arguments and results as those of ``gemm_proj_rope_mxfp8_reference``. A NaN makes its blocks NaN."""
     import torch
 
-    z = rotated(_product(x, w, w_out_in).to(torch.bfloat16).float(), cos, sin)
+    z = rotated(product(x, w, w_out_in).to(torch.bfloat16).float(), cos, sin)
     return quantized(z)
 
 
@@ -94,7 +94,7 @@ def dequantized(
     return row, out_fp8_col.double() * scale_values(out_scales_col).double().repeat_interleave(BLOCK, 0)
 
 
-def _product(x: torch.Tensor, w: torch.Tensor, w_out_in: bool) -> torch.Tensor:
+def product(x: torch.Tensor, w: torch.Tensor, w_out_in: bool) -> torch.Tensor:
     """q (T, H, 192) in float32."""
     if x.dim() != 2 or w.dim() != 2:
         raise ValueError(f"x and w: found shapes {tuple(x.shape)} and {tuple(w.shape)}, needs two axes each")

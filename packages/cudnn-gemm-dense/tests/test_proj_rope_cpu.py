@@ -15,11 +15,11 @@ from cudnn_gemm_dense.operation import unfit_reason
 from cudnn_gemm_dense.proj_rope_mxfp8 import (
     GemmProjRopeMxfp8Bf16In,
     GemmProjRopeMxfp8Mxfp8In,
+    api,
     gemm_proj_rope_mxfp8_reference,
     gemm_proj_rope_mxfp8_wrapper,
     lanes,
 )
-from cudnn_gemm_dense.proj_rope_mxfp8 import api
 from cudnn_gemm_dense.proj_rope_mxfp8.conformance import ProjRopeHooks, ProjRopeMxfp8Hooks
 from cudnn_gemm_dense.proj_rope_mxfp8.options import CONFIGS, FOOTPRINT
 from cudnn_gemm_dense.proj_rope_mxfp8.reference import dequantized, proj_rope_mxfp8, quantized, widened

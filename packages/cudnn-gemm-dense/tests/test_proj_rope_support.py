@@ -158,7 +158,7 @@ def test_devices_and_architecture_come_last(monkeypatch):
 
 
 def test_samples_have_to_be_there():
-    for kind, (cls, call) in CLASSES.items():
+    for cls, call in CLASSES.values():
         for name in call():
             with pytest.raises(ValueError, match=f"{name.removeprefix('sample_')} is None"):
                 cls(**call(**{name: None}))

@@ -53,6 +53,8 @@ def _bind(inputs: Inputs, config: Config = None) -> Call:
     row_scales = torch.empty(tokens, heads, BLOCKS, dtype=torch.uint8, device=x.device)
     column_scales = torch.empty(tokens // BLOCK, heads, HEAD, dtype=torch.uint8, device=x.device)
     outputs = (rows, row_scales, columns, column_scales)
+    operation: Any
+    arguments: tuple[Any, ...]
     if "x_scale" in inputs:
         arguments = (x, inputs["x_scale"], w, inputs["w_scale"], cos, sin, *outputs)
         operation = compiled(GemmProjRopeMxfp8Mxfp8In(*arguments, config=config))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from cudnn.checks import check_dtype
 from cudnn.datatypes import itemsize_bits

@@ -10,6 +10,7 @@ import torch
 
 import cudnn
 from cudnn.cutedsl.block_scale import as_bits, as_float, e8m0_bits, e8m0_from_bits, e8m0_reciprocal
+from cudnn.gemm_operation import Launch
 from cudnn.testing.conformance import same_bits
 from cudnn_gemm_dense.operation import unfit_reason
 from cudnn_gemm_dense.proj_rope_mxfp8 import (
@@ -353,6 +354,43 @@ def test_a_tile_is_a_head():
     for tile_n in (96, 128, 256):
         with pytest.raises(ValueError, match=f"tile_n: found {tile_n}, needs a multiple of 192"):
             gemm_proj_rope_mxfp8_wrapper(x, w, cos, sin, config={"tile_n": tile_n})
+
+
+@pytest.mark.parametrize("w_out_in", [True, False])
+def test_the_kernel_is_given_what_it_is_compiled_for(w_out_in, monkeypatch):
+    """Operands (M, K, 1) and (N, K, 1) in place, and the other tensors as the epilogue describes them."""
+    pytest.importorskip("cutlass", reason="the epilogue's description needs the DSL")
+    from cudnn_gemm_dense.proj_rope_mxfp8.epilogue import ProjRopeMxfp8
+
+    hooks = ProjRopeHooks()
+    hooks.w_out_in = w_out_in
+    inputs = hooks.inputs(256, 384, 40, 1)
+    outputs = {name: torch.zeros(shape, dtype=dtype) for name, (shape, _, dtype) in hooks.output_layouts(256, 384, 40, 1).items()}
+    op, seen = hooks.build(inputs, outputs), []
+    op.compile()
+    extents = op._layout.extents(op._samples)
+    monkeypatch.setattr(op, "_run", lambda tensors, scalars, *_: op._launch(Launch(lambda *a: seen.append(a), 7, extents), tensors, scalars, 5, None, None))
+    op.execute(**inputs, **outputs)
+    ((x, w), rest, scalars, clusters, handle), epilogue = seen[0], ProjRopeMxfp8()
+    assert (clusters, handle, len(scalars)) == (7, 5, max(epilogue.scalar_count, 1))
+    assert x.data_ptr() == inputs["x"].data_ptr() and (x.shape, x.stride()[:2]) == ((256, 40, 1), (40, 1))
+    assert w.data_ptr() == inputs["w"].data_ptr() and (w.shape, w.stride()[:2]) == ((384, 40, 1), (40, 1) if w_out_in else (1, 384))
+    known: dict = {"m": 256}
+    for t, expected, spec in zip(rest, (inputs["cos"], inputs["sin"], *outputs.values()), epilogue.tensors, strict=True):
+        assert t is expected and t.dtype.itemsize * 8 == spec.dtype.width and t.is_contiguous()
+        assert all(extent == (known.setdefault(axis, extent) if isinstance(axis, str) else axis) for axis, extent in zip(spec.axes, t.shape, strict=True))
+    assert known == {"m": 256, "h": 2, "m/32": 8}
+
+
+def test_the_epilogues_shared_memory_is_what_the_checks_count():
+    pytest.importorskip("cutlass", reason="the epilogue's description needs the DSL")
+    from cudnn.cutedsl.epilogue.driver import footprint
+    from cudnn_gemm_dense.proj_rope_mxfp8.epilogue import ProjRopeMxfp8
+
+    for config in CONFIGS:
+        assert footprint(ProjRopeMxfp8(), config) == FOOTPRINT
+        # Tiles store whole turns of the ring, so it is never drained between them.
+        assert ProjRopeMxfp8.stores_per_visit % 4 == 0
 
 
 # The epilogue's lanes.

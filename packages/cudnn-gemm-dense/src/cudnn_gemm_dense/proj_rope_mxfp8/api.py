@@ -132,7 +132,7 @@ class GemmProjRopeMxfp8Bf16In(ProjRope):
             RuntimeError: not compiled.
             ValueError: a tensor differs from what the object was compiled for, the tensors do not fit each other, an address is not a multiple of 16 bytes.
         """
-        self._run((x, w, cos, sin, out_fp8_row, out_scales_row, out_fp8_col, out_scales_col), (), current_stream, workspace)
+        self._run((x, w, cos, sin, out_fp8_row, out_scales_row, out_fp8_col, out_scales_col), self._constant_scalars, current_stream, workspace)
 
 
 class GemmProjRopeMxfp8Mxfp8In(ProjRope):
@@ -219,7 +219,7 @@ class GemmProjRopeMxfp8Mxfp8In(ProjRope):
             ValueError: a tensor differs from what the object was compiled for, the tensors do not fit each other, an address is not a multiple of 16 bytes.
         """
         outputs = (out_fp8_row, out_scales_row, out_fp8_col, out_scales_col)
-        self._run((x_code, w_code, cos, sin, *outputs, x_scale, w_scale), (), current_stream, workspace)
+        self._run((x_code, w_code, cos, sin, *outputs, x_scale, w_scale), self._constant_scalars, current_stream, workspace)
 
 
 def gemm_proj_rope_mxfp8_wrapper(

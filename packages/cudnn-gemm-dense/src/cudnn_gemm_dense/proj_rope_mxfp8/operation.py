@@ -63,6 +63,11 @@ class ProjRope(DenseOperation):
     def _takes_as_given(self) -> bool:
         return False
 
+    @property
+    def _constant_scalars(self) -> Scalars:
+        # Kernels are compiled for one scalar at least.
+        return (0.0,)
+
     def _launch(self, launch: Launch, tensors: Tensors, scalars: Scalars, handle: int, stream: Any, workspace: Any) -> None:
         x, w, *rest = tensors
         rows = w if self._layout.w_out_in else w.t()

@@ -1,0 +1,82 @@
+"""Kernels of the DSL on the host: the traced code of one thread, compiled for the CPU and run for every thread of every block in turn.
+
+What is executed are the lines of the kernel, its indices, predicates and arithmetic. What a thread gets from others (shuffles, shared memory) is the caller's business; instructions that only the GPU
+has are replaced by arithmetic of the same meaning while ``replaced_instructions`` is active.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["replaced_instructions", "run_threads"]
+
+
+@contextmanager
+def replaced_instructions() -> Iterator[None]:
+    """Inside, ``prmt``, ``fmin`` and ``fmax`` of the DSL are made of ordinary arithmetic."""
+    import cutlass.cute as cute
+
+    replacements = {"prmt": _prmt, "fmin": _extreme(lambda x, y: x < y), "fmax": _extreme(lambda x, y: x > y)}
+    before = {name: getattr(cute.arch, name) for name in replacements}
+    try:
+        for name, function in replacements.items():
+            setattr(cute.arch, name, function)
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(cute.arch, name, function)
+
+
+def run_threads(work: Callable[..., None], tensors: Sequence[Any], blocks: int, threads: int, passes: int = 1) -> None:
+    """``work(*tensors, block, thread, number of the pass)`` for every thread of every block; of a block ``passes`` times, all threads in each.
+
+    ``tensors``: torch CPU tensors, 16-byte aligned unless of one element. ``work`` is traced once, with the tensors' strides as run-time values.
+    """
+    import cutlass
+    import cutlass.cute as cute
+    from cutlass import Int32
+    from cutlass.cute.runtime import from_dlpack
+
+    class Loop:
+        @cute.jit
+        def __call__(self, tensors, blocks):
+            for block in cutlass.range(blocks, unroll=1):
+                for number in cutlass.range(passes, unroll=1):
+                    for thread in cutlass.range(threads, unroll=1):
+                        work(*tensors, block, thread, number)
+
+    arguments = tuple(from_dlpack(t, assumed_align=16 if t.numel() > 1 else t.element_size()) for t in tensors)
+    with replaced_instructions():
+        function = cute.compile(Loop(), arguments, Int32(blocks))
+    function(arguments, Int32(blocks))
+
+
+def _prmt(low: Any, high: Any, selector: Any) -> Any:
+    """As PTX has it, without its sign mode: nibble i of the selector says which of the eight bytes becomes byte i."""
+    from cutlass import Uint32, Uint64
+
+    pool = low.to(Uint64) | (high.to(Uint64) << 32)
+    result = Uint32(0)
+    for i in range(4):
+        nibble = selector >> 4 * i & 7
+        shift = (Uint64(nibble) if isinstance(nibble, int) else nibble.to(Uint64)) * 8
+        result = result | (((pool >> shift) & 255).to(Uint32) << 8 * i)
+    return result.ir_value()
+
+
+def _extreme(better: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def function(x: Any, y: Any, *, nan: bool = False, abs: bool = False) -> Any:
+        import cutlass
+        from cutlass import Float32
+
+        assert not abs, "the form with magnitudes is not replaced"
+        x, y = Float32(x), Float32(y)
+        chosen = Float32(cutlass.select_(better(x, y), x, y))
+        # Comparisons with NaN are false, so a NaN in x has given y, and one in y has given y.
+        for value, other in ((x, y), (y, x)):
+            chosen = Float32(cutlass.select_(value == value, chosen, value if nan else other))
+        return chosen
+
+    return function

@@ -25,6 +25,7 @@ def stub(monkeypatch):
     import cudnn.dsl_check
     import cudnn.gemm_operation
     from cudnn.cutedsl.compile import KernelSpec
+    from cudnn.cutedsl.dequantize import DequantizeSpec
     from cudnn.cutedsl.transpose import TransposeSpec
     from cudnn.gemm_operation import GemmOperation, Launch
 
@@ -48,6 +49,7 @@ def stub(monkeypatch):
     original = GemmOperation._launch_for
     monkeypatch.setattr(KernelSpec, "build", build)
     monkeypatch.setattr(TransposeSpec, "build", build)
+    monkeypatch.setattr(DequantizeSpec, "build", build)
     monkeypatch.setattr(cudnn.dsl_check, "require_dsl", lambda *_, **__: None)
     monkeypatch.setattr(cudnn.gemm_operation, "select_backend", lambda backend, tensors: "sm90")
     monkeypatch.setattr(cudnn.gemm_operation, "require_arch", lambda *_: None)

@@ -22,6 +22,7 @@ from cudnn_gemm_dense.proj_rope_mxfp8 import (
     lanes,
 )
 from cudnn_gemm_dense.proj_rope_mxfp8.conformance import ProjRopeHooks, ProjRopeMxfp8Hooks
+from cudnn_gemm_dense.proj_rope_mxfp8.operation import WIDEN
 from cudnn_gemm_dense.proj_rope_mxfp8.options import CONFIGS, FOOTPRINT
 from cudnn_gemm_dense.proj_rope_mxfp8.reference import dequantized, proj_rope_mxfp8, quantized, widened
 
@@ -260,6 +261,8 @@ def test_every_code_and_scale_widens_exactly():
 
 # The wrapper.
 
+GEMMS = [spec for spec in api.precompile_specs() if spec is not WIDEN]
+
 
 def test_published_names_are_the_same_objects():
     assert cudnn.GemmProjRopeMxfp8Bf16InSm100 is cudnn.GemmProjRopeMxfp8Bf16In is GemmProjRopeMxfp8Bf16In
@@ -339,14 +342,13 @@ def test_one_object_serves_all_extents(stub, fresh):
         inputs = hooks.inputs(*extents)
         hooks.check(inputs, hooks.wrapper(inputs))
     assert len(built) == len(CONFIGS) and len(launched) == 3
-    assert {spec.label for spec in built} == {spec.label for spec in api.precompile_specs() if spec.problem.b_major == "k"}
+    assert set(built) == {spec for spec in GEMMS if spec.problem.b_major == "k"}
     assert all(config in CONFIGS for _, config, _ in launched)
 
 
 def test_default_configurations_fit():
-    specs = api.precompile_specs()
-    assert len(specs) == 2 * len(CONFIGS) and {spec.problem.b_major for spec in specs} == {"k", "n"}
-    assert all(unfit_reason(spec.problem, FOOTPRINT, spec.config) is None for spec in specs)
+    assert len(GEMMS) == 2 * len(CONFIGS) and {spec.problem.b_major for spec in GEMMS} == {"k", "n"}
+    assert all(unfit_reason(spec.problem, FOOTPRINT, spec.config) is None for spec in GEMMS)
 
 
 def test_a_tile_is_a_head():
@@ -380,6 +382,37 @@ def test_the_kernel_is_given_what_it_is_compiled_for(w_out_in, monkeypatch):
         assert t is expected and t.dtype.itemsize * 8 == spec.dtype.width and t.is_contiguous()
         assert all(extent == (known.setdefault(axis, extent) if isinstance(axis, str) else axis) for axis, extent in zip(spec.axes, t.shape, strict=True))
     assert known == {"m": 256, "h": 2, "m/32": 8}
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["workspace", "allocator"])
+def test_mxfp8_operands_reach_the_kernel_in_scratch_memory(given, stub, monkeypatch):
+    """The converting kernel is given codes and scales as bytes, (rows, K, 1) and (rows, K/32, 1), and the GEMM what it wrote."""
+    hooks = ProjRopeMxfp8Hooks()
+    inputs = hooks.inputs(256, 384, 96, 1)
+    outputs = {name: torch.zeros(shape, dtype=dtype) for name, (shape, _, dtype) in hooks.output_layouts(256, 384, 96, 1).items()}
+    op, seen, converted = hooks.build(inputs, outputs), [], []
+    op.compile()
+    assert WIDEN in stub[0] and op.workspace_bytes() == 2 * (256 + 384) * 96
+    workspace = torch.full((op.workspace_bytes(),), 255, dtype=torch.uint8) if given else None
+
+    def widen(code, scale, target, handle):
+        converted.append((code.shape, scale.shape, handle))
+        assert code.dtype == scale.dtype == torch.uint8 and code.stride(1) == 1 and target.data_ptr() % 16 == 0
+        target.copy_(widened(code[..., 0].view(torch.float8_e4m3fn), scale[..., 0])[..., None])
+
+    op._widen = widen
+    launch = Launch(lambda *a: seen.append(a), 7, op._layout.extents(op._samples), CONFIGS[0], op.workspace_bytes())
+    monkeypatch.setattr(op, "_run", lambda tensors, scalars, stream, space: op._launch(launch, tensors, scalars, 5, stream, space))
+    op.execute(**inputs, **outputs, workspace=workspace)
+    assert converted == [((256, 96, 1), (256, 3, 1), 5), ((384, 96, 1), (384, 3, 1), 5)]
+    (x, w), rest, scalars, clusters, handle = seen[0]
+    for t, expected in zip((x, w), hooks.operands(inputs), strict=True):
+        assert t.dtype == torch.bfloat16 and torch.equal(t[..., 0], expected)
+    assert [id(t) for t in rest] == [id(inputs["cos"]), id(inputs["sin"]), *map(id, outputs.values())] and len(scalars) == 1
+    if given:
+        assert x.untyped_storage().data_ptr() == w.untyped_storage().data_ptr() == workspace.untyped_storage().data_ptr()
+        with pytest.raises(ValueError, match="GemmProjRopeMxfp8Mxfp8In: workspace has 64 bytes"):
+            op.execute(**inputs, **outputs, workspace=workspace[:64])
 
 
 def test_the_epilogues_shared_memory_is_what_the_checks_count():

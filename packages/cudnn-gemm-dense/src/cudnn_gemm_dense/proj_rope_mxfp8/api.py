@@ -12,7 +12,7 @@ from cudnn.datatypes import dtype_name, torch_dtype
 from cudnn.tuple_dict import TupleDict
 from cudnn.wrapper_calls import Arguments, Output, WrapperCalls
 from cudnn_gemm_dense.proj_rope_mxfp8.lanes import BLOCK, BLOCKS, HEAD
-from cudnn_gemm_dense.proj_rope_mxfp8.operation import ProjRope, default_configs
+from cudnn_gemm_dense.proj_rope_mxfp8.operation import WIDEN, ProjRope, default_configs
 from cudnn_gemm_dense.proj_rope_mxfp8.options import ProjRopeOptions, proj_rope_spec
 from cudnn_gemm_dense.proj_rope_mxfp8.reference import gemm_proj_rope_mxfp8_reference
 from cudnn_gemm_dense.proj_rope_mxfp8.shapes import OUTPUTS, ProjRopeLayout
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from cudnn.cutedsl.compile import KernelSpec
+    from cudnn.cutedsl.dequantize import DequantizeSpec
 
 __all__ = [
     "GemmProjRopeMxfp8Bf16In",
@@ -349,7 +350,7 @@ GemmProjRopeMxfp8Mxfp8InSm100 = GemmProjRopeMxfp8Mxfp8In
 gemm_proj_rope_mxfp8_wrapper_sm100 = gemm_proj_rope_mxfp8_wrapper
 
 
-def precompile_specs() -> list[KernelSpec]:
-    """The kernels worth having before the first call: weights in either order."""
+def precompile_specs() -> list[KernelSpec | DequantizeSpec]:
+    """The kernels worth having before the first call: weights in either order, and what MXFP8 operands need in front."""
     problems = (GemmProblem("bfloat16", "bfloat16", b_major=major) for major in ("k", "n"))
-    return [proj_rope_spec(problem, ProjRopeOptions(), config) for problem in problems for config in default_configs(problem)]
+    return [WIDEN, *(proj_rope_spec(problem, ProjRopeOptions(), config) for problem in problems for config in default_configs(problem))]

@@ -12,6 +12,7 @@ import torch
 
 from cudnn.reference.block_scale import scale_values
 from cudnn.tuple_dict import TupleDict
+from cudnn.workspace import ws_align
 from cudnn_gemm_dense.proj_rope_mxfp8.api import GemmProjRopeMxfp8Bf16In, GemmProjRopeMxfp8Mxfp8In, gemm_proj_rope_mxfp8_wrapper
 from cudnn_gemm_dense.proj_rope_mxfp8.lanes import BLOCK, BLOCKS, HEAD, NOPE, ROPE
 from cudnn_gemm_dense.proj_rope_mxfp8.reference import dequantized, proj_rope_mxfp8, rotated, widened
@@ -119,6 +120,9 @@ class ProjRopeMxfp8Hooks(ProjRopeHooks):
         scale = torch.randint(125 + shift, 130 + shift, (rows, k // BLOCK), device=self.device, dtype=torch.int32)
         code = torch.ldexp(torch.randn(rows, k, device=self.device), (127 - scale).repeat_interleave(BLOCK, 1))
         return {f"{name}_code": code.to(torch.float8_e4m3fn), f"{name}_scale": scale.to(torch.uint8)}
+
+    def scratch_bytes(self, m: int, n: int, k: int, batches: int) -> int:
+        return 0 if self.device == "cpu" else sum(ws_align(2 * rows * k) for rows in (self.tokens(m, batches), n))
 
     def build(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Any:
         return GemmProjRopeMxfp8Mxfp8In(**{f"sample_{name}": t for name, t in {**inputs, **outputs}.items()}, **self.options)

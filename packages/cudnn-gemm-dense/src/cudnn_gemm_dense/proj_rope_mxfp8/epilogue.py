@@ -112,7 +112,7 @@ class BoundRowScales(BoundPart):
     def store(self, row: Int32, place, slab: cutlass.Constexpr, byte: Uint32):
         # All four lanes of a row know the byte: they take turns.
         if (self.thread % 4 == slab % 4) & has_row(place, row) & (place.n < self.tensor.shape[1]):
-            self.tensor[(row, place.n, slab)] = byte.to(Uint8)
+            self.tensor[(row, place.n, slab)] = Uint8(byte)
 
 
 class ColumnScales(Part):
@@ -152,7 +152,7 @@ class BoundColumnScales(BoundPart):
             self.scales[half, column] = factor
             row = place.row + half * BLOCK
             if has_row(place, row) & (place.n < self.tensor.shape[1]):
-                self.tensor[(row // BLOCK, place.n, column)] = byte.to(Uint8)
+                self.tensor[(row // BLOCK, place.n, column)] = Uint8(byte)
         cute.arch.barrier(barrier_id=self.barrier_id, number_of_threads=THREADS)
 
     def factors(self, slab: int) -> cute.Tensor:

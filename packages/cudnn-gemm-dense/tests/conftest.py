@@ -60,6 +60,28 @@ def stub(monkeypatch):
 
 
 @pytest.fixture
+def pretend(monkeypatch):
+    """CPU tensors go the way of CUDA tensors, down to the calls of kernels, on an H200 that is not there. What is built is the test's own business."""
+    import torch
+
+    import cudnn.dsl_check
+    import cudnn.gemm_operation as operation
+    from cudnn.tuning import table
+
+    monkeypatch.setenv("CUDNN_KERNELS_CACHE", "0")
+    monkeypatch.setattr(table, "_session", {})
+    monkeypatch.setattr(table, "_files", {})
+    monkeypatch.setattr(cudnn.dsl_check, "require_dsl", lambda *_, **__: None)
+    monkeypatch.setattr(operation, "select_backend", lambda backend, tensors: "sm90")
+    monkeypatch.setattr(operation, "require_arch", lambda *_: None)
+    monkeypatch.setitem(operation.DEVICES, "sm90", "cpu")
+    monkeypatch.setattr(operation, "device_info", lambda _: types.SimpleNamespace(sm_count=132, device_name="NVIDIA H200"))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+
+
+@pytest.fixture
 def fresh(monkeypatch):
     """Forgets, for one test, what the wrappers remember: call it with their ``CALLS``."""
     from cudnn import wrapper_calls

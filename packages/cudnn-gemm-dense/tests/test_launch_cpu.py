@@ -33,11 +33,8 @@ DEVICE = "NVIDIA H200"
 
 
 @pytest.fixture
-def device(monkeypatch, tmp_path, fresh):
+def device(pretend, monkeypatch, tmp_path, fresh):
     """Yields what was built and what ran: ("gemm", config, operands) or ("transpose", shape)."""
-    import cudnn.dsl_check
-    import cudnn.gemm_operation as operation
-
     log = types.SimpleNamespace(built=[], ran=[], wrong=set())
 
     def build(spec):
@@ -72,22 +69,11 @@ def device(monkeypatch, tmp_path, fresh):
 
         return kernel
 
-    monkeypatch.setenv("CUDNN_KERNELS_CACHE", "0")
-    monkeypatch.setattr(table, "_session", {})
-    monkeypatch.setattr(table, "_files", {})
     monkeypatch.setattr(table, "shipped_paths", lambda package: sorted((tmp_path / "tuned").glob("*.json")))
     monkeypatch.setattr(tuner, "device_name", lambda ordinal: DEVICE)
     monkeypatch.setattr("cudnn.tuning.api.require_gpu", lambda who: None)
     monkeypatch.setattr(KernelSpec, "build", build)
     monkeypatch.setattr(TransposeSpec, "build", build_transpose)
-    monkeypatch.setattr(cudnn.dsl_check, "require_dsl", lambda *_, **__: None)
-    monkeypatch.setattr(operation, "select_backend", lambda backend, tensors: "sm90")
-    monkeypatch.setattr(operation, "require_arch", lambda *_: None)
-    monkeypatch.setitem(operation.DEVICES, "sm90", "cpu")
-    monkeypatch.setattr(operation, "device_info", lambda _: types.SimpleNamespace(sm_count=132, device_name=DEVICE))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
     fresh(gemm_api.CALLS, swiglu_api.CALLS)
     log.shipped = tmp_path / "tuned" / "nvidia-h200.json"
     return log

@@ -22,7 +22,6 @@ from cudnn_gemm_dense.proj_rope_mxfp8 import (
     lanes,
 )
 from cudnn_gemm_dense.proj_rope_mxfp8.conformance import ProjRopeHooks, ProjRopeMxfp8Hooks
-from cudnn_gemm_dense.proj_rope_mxfp8.operation import WIDEN
 from cudnn_gemm_dense.proj_rope_mxfp8.options import CONFIGS, FOOTPRINT
 from cudnn_gemm_dense.proj_rope_mxfp8.reference import dequantized, proj_rope_mxfp8, quantized, widened
 
@@ -261,7 +260,7 @@ def test_every_code_and_scale_widens_exactly():
 
 # The wrapper.
 
-GEMMS = [spec for spec in api.precompile_specs() if spec is not WIDEN]
+WIDEN, *GEMMS = api.precompile_specs()
 
 
 def test_published_names_are_the_same_objects():
@@ -392,7 +391,7 @@ def test_mxfp8_operands_reach_the_kernel_in_scratch_memory(given, stub, monkeypa
     outputs = {name: torch.zeros(shape, dtype=dtype) for name, (shape, _, dtype) in hooks.output_layouts(256, 384, 96, 1).items()}
     op, seen, converted = hooks.build(inputs, outputs), [], []
     op.compile()
-    assert WIDEN in stub[0] and op.workspace_bytes() == 2 * (256 + 384) * 96
+    assert WIDEN in stub[0] and list(op._preparing) == [WIDEN] and op.workspace_bytes() == 2 * (256 + 384) * 96
     workspace = torch.full((op.workspace_bytes(),), 255, dtype=torch.uint8) if given else None
 
     def widen(code, scale, target, handle):
@@ -400,7 +399,7 @@ def test_mxfp8_operands_reach_the_kernel_in_scratch_memory(given, stub, monkeypa
         assert code.dtype == scale.dtype == torch.uint8 and code.stride(1) == 1 and target.data_ptr() % 16 == 0
         target.copy_(widened(code[..., 0].view(torch.float8_e4m3fn), scale[..., 0])[..., None])
 
-    op._widen = widen
+    op._preparing = dict.fromkeys(op._preparing, widen)
     launch = Launch(lambda *a: seen.append(a), 7, op._layout.extents(op._samples), CONFIGS[0], op.workspace_bytes())
     monkeypatch.setattr(op, "_run", lambda tensors, scalars, stream, space: op._launch(launch, tensors, scalars, 5, stream, space))
     op.execute(**inputs, **outputs, workspace=workspace)

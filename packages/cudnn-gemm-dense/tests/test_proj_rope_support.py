@@ -183,3 +183,10 @@ def test_a_call_is_checked_as_the_samples_were():
     tensors[4] = tensors[4].transpose(0, 1).contiguous().transpose(0, 1)
     with pytest.raises(ValueError, match="out_fp8_row: found strides"):
         op.execute(*tensors)
+    op = GemmProjRopeMxfp8Mxfp8In(**mxfp8())
+    op.compile()
+    op.execute(*given(mxfp8(384, 4, 32)))
+    with pytest.raises(ValueError, match="w_code: found 3 heads"):
+        op.execute(*given(mxfp8(h=3)))
+    with pytest.raises(ValueError, match="x_scale: found shape"):
+        op.execute(*given(mxfp8(sample_x_scale=desc(U8, (T, 4)))))

@@ -53,6 +53,11 @@ def amax_call(**changes) -> dict:
     return {**found, "sample_amax": desc("float32", (1, 1, 1)), **changes}
 
 
+def amax_mixed(**changes) -> dict:
+    """bfloat16 A, MXFP8 B."""
+    return amax_scaled(sample_a=desc("bfloat16", (M, K, L)), sample_sfa=None) | changes
+
+
 def amax_scaled(dtype: str = E4M3, scale_dtype: str = E8M0, vec: int = 32, **changes) -> dict:
     found = amax_call(sample_a=desc(dtype, (M, K, L)), sample_b=desc(dtype, (N, K, L)), sf_vec_size=vec)
     return {**found, "sample_sfa": scale(scale_dtype, M, K, vec), "sample_sfb": scale(scale_dtype, N, K, vec), **changes}
@@ -121,14 +126,38 @@ def test_amax_of_any_rank(rank):
         (amax_scaled(FP4, mma_tiler_mn=(128, 256)), ValueError, "with float4_e2m1fn operands and K = 128"),
         (amax_scaled(mma_tiler_mn=(256, 128)), NotImplementedError, "mma_tiler_mn: (256, 128)"),
         (amax_scaled(cluster_shape_mn=(1, 8)), ValueError, "cluster_shape_mn: found (1, 8)"),
-        (amax_scaled(), NotImplementedError, "gemm_amax: block-scaled operands (sfa_tensor, sfb_tensor) are not implemented yet"),
-        (amax_scaled(sample_sfa=scale(E8M0, M, K, 32, physical=True)), NotImplementedError, "not implemented yet"),
-        (amax_scaled(FP4, scale_dtype=E4M3, vec=16), NotImplementedError, "not implemented yet"),
-        (amax_scaled("uint8", sample_a=desc("uint8", (M, K // 2, L)), sample_b=desc("uint8", (N, K // 2, L))), NotImplementedError, "not implemented yet"),
+        (
+            amax_scaled(sample_sfa=scale(E8M0, M, 4 * K, 32), sample_sfb=scale(E8M0, N, 4 * K, 32)),
+            ValueError,
+            "sfa_tensor: found 4 groups of four blocks along K",
+        ),
+        (amax_mixed(sample_b=desc("bfloat16", (N, K, L))), ValueError, "b_tensor: found dtype bfloat16, needs float4_e2m1fn or float8_e5m2 or float8_e4m3fn"),
+        (amax_mixed(sample_c=desc(FP4, (M, N, L))), ValueError, "c_tensor: found dtype float4_e2m1fn"),
     ],
 )
 def test_amax_block_scaled_rows(arguments, kind, fragment):
     refused(GemmAmax, arguments, kind, fragment)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        amax_scaled(),
+        amax_scaled(E5M2, sample_c=columns("float32", (M, N, L)), sample_a=columns(E5M2, (M, K, L))),
+        amax_scaled(sample_sfa=scale(E8M0, M, K, 32, physical=True)),
+        amax_scaled(scale_dtype="int8"),
+        amax_scaled(FP4),
+        amax_scaled(FP4, vec=16),
+        amax_scaled(FP4, scale_dtype=E4M3, vec=16, sample_c=desc(E4M3, (M, N, L))),
+        amax_scaled(FP4, sample_c=desc(FP4, (M, N, L))),
+        amax_scaled("uint8", sample_a=desc("uint8", (M, K // 2, L)), sample_b=desc("uint8", (N, K // 2, L)), sample_c=desc("uint8", (M, N // 2, L))),
+        amax_mixed(),
+        amax_mixed(sample_a=desc("float16", (M, K, L))),
+        amax_mixed(sample_c=desc(E5M2, (M, N, L))),
+    ],
+)
+def test_amax_block_scaled(arguments):
+    assert GemmAmax(**arguments).check_support() is True
 
 
 def test_amax_tile_256_with_blocks_of_16():
@@ -137,7 +166,7 @@ def test_amax_tile_256_with_blocks_of_16():
         FP4, vec=16, sample_a=a, sample_b=b, sample_sfa=scale(E8M0, M, 256, 16), sample_sfb=scale(E8M0, N, 256, 16), mma_tiler_mn=(128, 256)
     )
     refused(GemmAmax, arguments, NotImplementedError, "mma_tiler_mn: (128, 256) with sf_vec_size 16 and bfloat16 c_tensor")
-    refused(GemmAmax, {**arguments, "sample_c": desc(FP4, (M, N, L))}, NotImplementedError, "block-scaled operands")
+    assert GemmAmax(**{**arguments, "sample_c": desc(FP4, (M, N, L))}).check_support()
 
 
 # Squared ReLU and its gradient
@@ -227,11 +256,11 @@ def test_srelu_rows(cls, call, changes, fragment):
             "sfa_tensor: found float8_e4m3fn and sf_vec_size 16 with float8_e4m3fn operands",
         ),
         (
-            {"sample_d": desc(E4M3, (M, N, L)), "sample_sfd": scale(E8M0, M, N, 32), "sample_norm_const": desc("float32", (1,))},
-            NotImplementedError,
-            "block-scaled operands (sfa_tensor, sfb_tensor, sfd_tensor, norm_const_tensor) are not implemented yet",
+            {"sample_d": desc(E4M3, (M, N, L)), "sample_sfd": scale(E8M0, M, N, 32), "sample_norm_const": desc("int32", (1,))},
+            ValueError,
+            "norm_const_tensor: found dtype int32",
         ),
-        ({}, NotImplementedError, "block-scaled operands (sfa_tensor, sfb_tensor) are not implemented yet"),
+        ({"sample_sfa": desc(E8M0, (32, 4, 2, 4, 1, 2), (0, 4, 512, 1, 512, 1024))}, ValueError, "sfa_tensor: found strides"),
     ],
 )
 def test_srelu_block_scaled_rows(cls, call, changes, kind, fragment):
@@ -244,9 +273,41 @@ def test_srelu_fp4_rows(cls, call):
     refused(cls, scaled(call, FP4, sample_a=columns(FP4, (M, K, L))), ValueError, "a_tensor: found m-major float4_e2m1fn, needs k-major")
     fp8_d = {"sample_d": desc(E4M3, (M, N, L)), "sample_sfd": scale(E8M0, M, N, 32), "sample_norm_const": desc("float32", (1,))}
     refused(cls, scaled(call, FP4, **fp8_d), ValueError, "d_tensor: found dtype float8_e4m3fn with float4_e2m1fn operands")
-    refused(cls, scaled(call, FP4, E4M3, 16), NotImplementedError, "block-scaled operands")
-    bytes_ = {"sample_a": desc("uint8", (M, K // 2, L)), "sample_b": desc("uint8", (N, K // 2, L))}
-    refused(cls, scaled(call, FP4, **bytes_), NotImplementedError, "block-scaled operands")
+
+
+FP8_D = {"sample_d": desc(E4M3, (M, N, L)), "sample_sfd": scale(E8M0, M, N, 32, physical=True), "sample_norm_const": desc("float32", (1,))}
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "dtype, scale_dtype, vec, changes",
+    [
+        (E4M3, E8M0, 32, {}),
+        (E5M2, E8M0, 32, {"sample_a": columns(E5M2, (M, K, L)), "sample_b": columns(E5M2, (N, K, L))}),
+        (E4M3, E8M0, 32, FP8_D),
+        (E4M3, E8M0, 32, {"sample_sfd": scale(E8M0, M, N, 32), "sample_norm_const": desc("float32", (1,)), "sample_amax": desc("float32", (1,))}),
+        (FP4, E8M0, 32, {"sample_amax": desc("float32", (1,))}),
+        (FP4, E8M0, 16, {}),
+        (FP4, E4M3, 16, {"sample_a": desc("uint8", (M, K // 2, L)), "sample_b": desc("uint8", (N, K // 2, L))}),
+        (FP4, E4M3, 16, {"sample_a": desc("bfloat16", (M, K, L)), "sample_sfa": None}),
+        (E4M3, E8M0, 32, {"sample_a": desc("bfloat16", (M, K, L)), "sample_sfa": None, **FP8_D}),
+        (
+            E4M3,
+            E8M0,
+            32,
+            {name: desc("float16", (rows, K, L)) for name, rows in (("sample_a", M), ("sample_b", N))} | {"sample_sfa": None, "sample_sfb": None} | FP8_D,
+        ),
+    ],
+)
+def test_srelu_block_scaled(cls, call, dtype, scale_dtype, vec, changes):
+    assert cls(**scaled(call, dtype, scale_dtype, vec, **changes)).check_support() is True
+
+
+@BOTH
+def test_a_quantised_output_alone_needs_one(cls, call):
+    """16-bit operands need no scale factors, but something of the mode has to have a meaning."""
+    refused(cls, call(sample_norm_const=desc("float32", (1,)), sf_vec_size=32), ValueError, "sfa_tensor: found None")
+    refused(cls, call(**FP8_D, sf_vec_size=16), ValueError, "sfd_tensor: found shape")
 
 
 def test_dsrelu_rows_of_its_own():

@@ -202,7 +202,7 @@ def test_bound_to_dtypes_and_majors_and_not_to_extents():
         ({"b_tensor": random_compact((128, 40, 2), 1, torch.bfloat16, "cpu")}, r"b_tensor: found shape \(128, 40, 2\), needs \(N, K, L\) = \(128, 48, 2\)"),
         ({"n": 96}, "b_tensor: found N = 96 rows"),
         ({"k": 36}, "a_tensor: found K = 36 contiguous bfloat16 elements"),
-        ({"sfa_tensor": torch.ones(1)}, "sfa_tensor, .*: found one that is given, needs None"),
+        ({"sfa_tensor": torch.ones(1)}, "sfa_tensor: found one, needs None"),
         ({"norm_const_tensor": torch.ones(1)}, "norm_const_tensor: found one that is given"),
         ({"a_tensor": torch.zeros(24, 48).bfloat16()}, r"a_tensor: found shape \(24, 48\), needs three axes"),
         ({"a_tensor": None}, "GemmSwiglu.execute: a_tensor is None, needs a torch tensor"),

@@ -399,7 +399,7 @@ def test_jax_arrays_come_later(monkeypatch):
         GemmSwiglu(Array(), Array(), Array(), Array())
 
 
-# The block-scaled mode: its checks hold, the mode itself comes later.
+# The block-scaled mode.
 
 
 def scales(rows, columns, batches, vec, dtype, physical=False):
@@ -432,7 +432,7 @@ SCALED = {
     ),
     "sfb shape": (scaled(sample_sfb=scales(256, 256, 2, 32, "float8_e8m0fnu")), ValueError, "sfb_tensor: found shape"),
     "sfc shape": (scaled(sample_sfc=scales(256, 256, 2, 32, "float8_e8m0fnu"), sample_norm_const=ONE), ValueError, "sfc_tensor: found shape"),
-    "amax shape": (scaled(sample_amax=TensorDesc("float32", (), (), (), "cpu")), ValueError, "amax_tensor: found shape (), needs (1,)"),
+    "amax shape": (scaled(sample_amax=TensorDesc("float32", (), (), (), "cpu")), ValueError, "amax_tensor: found shape ()"),
     "norm_const shape": (
         scaled(sample_norm_const=TensorDesc("float32", (2,), (1,), (0,), "cpu")),
         ValueError,
@@ -477,11 +477,16 @@ SCALED = {
     ),
     "cluster": (scaled(mma_tiler_mn=(256, 128), cluster_shape_mn=(1, 1)), ValueError, "cluster_shape_mn: found (1, 1)"),
     "sixteen bytes": (scaled(k=520), ValueError, "a_tensor: found K = 520"),
-    "mxfp8": (scaled(), NotImplementedError, "block-scaled operands"),
-    "mxfp8, cluster": (scaled(cluster_shape_mn=(2, 1)), NotImplementedError, "block-scaled operands"),
-    "ragged": (scaled(m=200), NotImplementedError, "block-scaled operands"),
-    "nvfp4": (scaled(**FP4), NotImplementedError, "block-scaled operands"),
-    "mxfp4 float32 c": (scaled(dtype="float4_e2m1fn", c="float32"), NotImplementedError, "block-scaled operands"),
+    "b dtype, mixed": (
+        scaled(dtype="float16", sample_sfa=None),
+        ValueError,
+        "b_tensor: found dtype float16, needs float4_e2m1fn or float8_e4m3fn or float8_e5m2 with sfb_tensor",
+    ),
+    "fp8 c, mixed": (
+        scaled(dtype="bfloat16", sample_b=desc("float8_e4m3fn", (256, 512, 2)), c="float8_e4m3fn", sample_sfa=None),
+        ValueError,
+        "c_tensor: found dtype float8_e4m3fn",
+    ),
 }
 
 
@@ -491,16 +496,45 @@ def test_block_scaled_rows(case):
     refused(arguments, kind, fragment)
 
 
-def test_block_scaled_packed_bytes_stand_for_fp4():
-    packed = scaled(**FP4, sample_a=desc("uint8", (256, 256, 2)), sample_b=desc("uint8", (256, 256, 2)))
-    refused(packed, NotImplementedError, "block-scaled operands")
+SUPPORTED = {
+    "mxfp8": scaled(),
+    "mxfp8, cluster": scaled(cluster_shape_mn=(2, 1)),
+    "mxfp8, columns": scaled(a_major=0, b_major=0, out_major=0),
+    "mxfp8 e5m2, float32 c": scaled(dtype="float8_e5m2", c="float32"),
+    "ragged": scaled(m=200, n=320),
+    "nvfp4": scaled(**FP4),
+    "mxfp4 float32 c": scaled(dtype="float4_e2m1fn", c="float32"),
+    "mxfp4 by 16": scaled(dtype="float4_e2m1fn", vec=16),
+    "nvfp4, fp8 ab12": scaled(ab12="float8_e5m2", **FP4),
+    "amax of fp8": scaled(amax=True),
+    "sfc of a plain c": scaled(sample_sfc=scales(256, 128, 2, 32, "float8_e8m0fnu"), sample_norm_const=ONE),
+    "bytes": scaled(**FP4, sample_a=desc("uint8", (256, 256, 2)), sample_b=desc("uint8", (256, 256, 2))),
+    "concatenated": scaled(glu_layout="concatenated", **FP4),
+    "mixed": scaled(dtype="bfloat16", sample_b=desc("float8_e4m3fn", (256, 512, 2)), sample_sfa=None, ab12="float32", c="float32"),
+}
+
+
+@pytest.mark.parametrize("case", SUPPORTED)
+def test_block_scaled(case):
+    assert GemmSwiglu(**SUPPORTED[case]).check_support() is True
+
+
+def test_block_scaled_pairs():
+    halves = (desc("float8_e4m3fn", (128, 512, 2)),) * 2
+    pair = scaled(glu_layout="separate", sample_b=halves, sample_sfb=(scales(128, 512, 2, 32, "float8_e8m0fnu"),) * 2)
+    assert GemmSwiglu(**pair).check_support()
+    refused({**pair, "sample_sfb": pair["sample_sfb"][0]}, ValueError, 'sfb_tensor: found one tensor with glu_layout="separate"')
+    refused(
+        {**pair, "sample_sfb": (scales(128, 512, 2, 32, "float8_e8m0fnu"), scales(256, 512, 2, 32, "float8_e8m0fnu"))}, ValueError, "sfb_tensor[1]: found shape"
+    )
+    refused(scaled(sample_sfb=(scales(256, 512, 2, 32, "float8_e8m0fnu"),) * 2), ValueError, 'sfb_tensor: found 2 tensors with glu_layout="interleaved32"')
 
 
 def test_block_scaled_through_the_wrapper():
     a, b = torch.zeros(2, 256, 512).to(torch.float8_e4m3fn).permute(1, 2, 0), torch.zeros(2, 256, 512).to(torch.float8_e4m3fn).permute(1, 2, 0)
-    sf = torch.zeros(2, 2, 4, 32, 4, 4).to(torch.float8_e8m0fnu)
-    with pytest.raises(NotImplementedError, match="block-scaled operands"):
-        gemm_swiglu_wrapper(a, b, ab12_dtype="bfloat16", c_dtype="bfloat16", sfa_tensor=sf, sfb_tensor=sf, sf_vec_size=32)
+    sf = torch.ones(2, 2, 4, 32, 4, 4).to(torch.float8_e8m0fnu)
+    result = gemm_swiglu_wrapper(a, b, ab12_dtype="bfloat16", c_dtype="bfloat16", sfa_tensor=sf, sfb_tensor=sf, sf_vec_size=32)
+    assert list(result.keys()) == ["ab12_tensor", "c_tensor", "sfc_tensor", "amax_tensor"] and result[2] is result[3] is None
     with pytest.raises(ValueError, match="sfb_tensor: found None"):
         gemm_swiglu_wrapper(a, b, ab12_dtype="bfloat16", sfa_tensor=sf, sf_vec_size=32)
     with pytest.raises(ValueError, match="sfa_tensor: found None"):
@@ -509,5 +543,6 @@ def test_block_scaled_through_the_wrapper():
         gemm_swiglu_wrapper(a, b, ab12_dtype="bfloat16", c_dtype="float8_e4m3fn", sfa_tensor=sf, sfb_tensor=sf, sf_vec_size=32, norm_const_tensor=torch.ones(1))
     packed = torch.zeros(2, 256, 256, dtype=torch.uint8).view(torch.float4_e2m1fn_x2).permute(1, 2, 0)
     nv = torch.zeros(2, 2, 8, 32, 4, 4).to(torch.float8_e4m3fn)
-    with pytest.raises(NotImplementedError, match="block-scaled operands"):
-        gemm_swiglu_wrapper(packed, packed, c_dtype="bfloat16", sfa_tensor=nv, sfb_tensor=nv)
+    result = gemm_swiglu_wrapper(packed, packed, c_dtype="bfloat16", sfa_tensor=nv, sfb_tensor=nv)
+    assert result["sfc_tensor"] is None and result["amax_tensor"].shape == (1, 1, 1) and result["amax_tensor"].item() == 0
+    assert gemm_swiglu_wrapper(packed, packed, ab12_dtype="bfloat16", c_dtype="float16", sfa_tensor=nv, sfb_tensor=nv)["amax_tensor"] is None

@@ -19,8 +19,11 @@ E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -
 
 
 def packed_axis(shape: Sequence[int], stride: Sequence[int]) -> int | None:
-    """The axis along which neighbours share a byte: the first with stride 1, unit axes only if there is no other; None without one."""
+    """The axis along which neighbours share a byte: the first with stride 1, unit axes only if there is no other; None without one. Of an empty tensor, whose strides say little, rather one of extent 0."""
     candidates = [axis for axis, step in enumerate(stride) if step == 1]
+    empty = next((axis for axis in candidates if shape[axis] == 0), None)
+    if empty is not None:
+        return empty
     return next((axis for axis in candidates if shape[axis] != 1), candidates[0] if candidates else None)
 
 

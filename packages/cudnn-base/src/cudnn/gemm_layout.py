@@ -49,22 +49,22 @@ class Rule(NamedTuple):
     """One tensor of an operation.
 
     ``axes``: a name ("m", "n", "k", "l", "n/2", "2n") or a number for each; equal names are equal extents. ``group``: of a matrix (two axes and L); matrices of one group have the same contiguous
-    axis. None for a vector, whose strides are free. ``split``: the axis, by the name of its major, along which the matrix is two boxes of memory, so that each half starts on 16 bytes.
+    axis. None for a vector, whose strides are free. No ``axes``: what fits is not said by axes, and checked elsewhere (scale factors). ``split``: the axis, by the name of its major, along which the matrix is two boxes of memory, so that each half starts on 16 bytes.
     """
 
     name: str
-    axes: tuple[str | int, ...]
+    axes: tuple[str | int, ...] | None
     group: str | None = None
     split: str | None = None
 
     @property
     def modes(self) -> tuple[str, str]:
         """Names of the first two axes as the two majors."""
-        return tuple(str(axis).strip("/2") for axis in self.axes[:2])  # type: ignore[return-value]
+        return tuple(str(axis).strip("/2") for axis in self.axes[:2])  # type: ignore[return-value, index]
 
     @property
     def text(self) -> str:
-        return f"({', '.join(str(axis).upper() for axis in self.axes)})"
+        return f"({', '.join(str(axis).upper() for axis in self.axes or ())})"
 
 
 class GemmLayout:
@@ -89,6 +89,8 @@ class GemmLayout:
         found: dict[str, int] = {}
         origin: dict[str, str] = {}
         for rule, meta in zip(self.rules, metas, strict=True):
+            if rule.axes is None:
+                continue
             if len(meta.shape) != len(rule.axes):
                 hint = (
                     f"; for L = 1 append a unit axis with {rule.name}.unsqueeze(-1)"

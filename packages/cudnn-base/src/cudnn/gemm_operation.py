@@ -13,10 +13,10 @@ from cudnn.api_base import APIBase
 from cudnn.checks import require_tensors
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
-from cudnn.cutedsl.transpose import TransposeSpec, pitch
 from cudnn.datatypes import itemsize_bits
 from cudnn.device import current_device, device_info, require_arch, select_backend
 from cudnn.gemm_layout import Extents, Layout
+from cudnn.gemm_scratch import Converted, Preparation, Scaled, Transposed
 from cudnn.memo import Memo
 from cudnn.streams import launch_handle, stream_context
 from cudnn.tensors import Metadata, check_alignment, check_same_device, is_jax_array, is_torch_tensor, metadata, require_torch_like
@@ -43,10 +43,11 @@ class Bound(NamedTuple):
     options: Any
     majors: dict[str, str]
     selected: str  # "sm90" or "reference"
+    prepared: tuple[Preparation, ...] = ()  # operands that are written anew in front of the kernel
 
     @property
     def kernel_problem(self) -> GemmProblem:
-        """The problem as the kernel sees it: the matrix units read 8-bit and 32-bit elements along K only, so other operands are transposed first."""
+        """The problem as the kernel sees it: the matrix units read 8-bit and 32-bit elements along K only, so other operands are transposed first. Those with scale factors have a 16-bit dtype here already."""
         return self.problem if itemsize_bits(self.problem.a_dtype) == 16 else replace(self.problem, a_major="k", b_major="k")
 
 
@@ -89,7 +90,7 @@ class GemmOperation(APIBase):
     """A fused GEMM bound to dtypes, majors, presence of optional tensors and configuration; extents, scalars and pointers are run-time values.
 
     A subclass has ``execute`` with the published arguments, which hands its tensors on to ``_run``: those that are given, in the order of ``layout``, which is the order in which the kernel takes
-    them: operands, other matrices, vectors.
+    them: operands, other matrices, vectors; and behind them the scale factors of operands, which no kernel but the converting one sees.
     """
 
     op: ClassVar[str]
@@ -106,7 +107,9 @@ class GemmOperation(APIBase):
         self._bound: Bound | None = None
         self._launches: Memo = Memo(LAUNCHES)
         self._known: Memo = Memo(LAUNCHES)
-        self._transpose: Callable[..., None] = _nothing
+        self._scaled: tuple[Scaled, ...] = ()
+        self._views: dict[int, Callable[[Any], Any]] = {}
+        self._preparing: dict[Any, Callable[..., None]] = {}
         self._traced_arguments = ""
         self._tuned: dict[table.Bucket, GemmConfig] | None = None
 
@@ -144,6 +147,10 @@ class GemmOperation(APIBase):
     def _constructor_arguments(self) -> dict[str, Any]:
         """Arguments, besides samples, that make such an object again; plain data."""
 
+    def _metas(self, tensors: Tensors) -> tuple[Metadata, ...]:
+        """Metadata of a call's tensors, as comparable to the samples'."""
+        return tuple(metadata(t) for t in tensors)
+
     def _check_extents(self, metas: Sequence[Metadata]) -> None:
         """Checks of extents beyond the layout's."""
 
@@ -159,7 +166,12 @@ class GemmOperation(APIBase):
     @property
     def _takes_as_given(self) -> bool:
         """Whether the kernel takes the tensors of ``_run`` as they are, so that a call like an earlier one needs nothing in between."""
-        return True
+        return not self._scaled and not self._views
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether a call like an earlier one needs no more than ``_launch``."""
+        return self._takes_as_given
 
     def _partials(self, options: Any, config: GemmConfig, extents: Extents) -> tuple[tuple[int, int, int], ...]:
         """Shapes (parts, X, L) of the float32 scratch tensors that the kernel takes after the caller's, X contiguous."""
@@ -176,7 +188,7 @@ class GemmOperation(APIBase):
             RuntimeError: ``backend="sm90"`` with CPU tensors; no device of compute capability 9.0.
         """
         problem, options, majors = self._check()
-        bound = Bound(problem, options, majors, "sm90")
+        bound = Bound(problem, options, majors, "sm90", self._preparations(problem, majors))
         if self.config is not None:
             reason = self._unfit(bound.kernel_problem, options, self.config)
             if reason is not None:
@@ -208,8 +220,7 @@ class GemmOperation(APIBase):
 
         require_dsl(f"{type(self).__name__}.compile")
         problem, options = self._bound.kernel_problem, self._bound.options  # type: ignore[union-attr]
-        if self._transposed:
-            self._transpose = TransposeSpec(problem.a_dtype).build()
+        self._preparing = {spec: spec.build() for spec in dict.fromkeys(one.spec for one in self._bound.prepared)}  # type: ignore[union-attr]
         return {config: self._spec(problem, options, config).build() for config in self._configs(problem, options)}
 
     def _configs(self, problem: GemmProblem, options: Any) -> tuple[GemmConfig, ...]:
@@ -251,7 +262,7 @@ class GemmOperation(APIBase):
 
     def identity(self) -> tuple[Any, ...]:
         """What two checked objects that can stand for each other have in common."""
-        bound = None if self._bound is None else (*self._bound[:2], *self._bound.majors.items(), self._bound.selected)
+        bound = None if self._bound is None else (*self._bound[:2], *self._bound.majors.items(), self._bound.selected, self._bound.prepared)
         return type(self), bound, self.backend, self.config, self._layout.names
 
     def workspace_bytes(self) -> int:
@@ -263,18 +274,25 @@ class GemmOperation(APIBase):
         extents = self._layout.extents(self._samples)
         return max(self._scratch_bytes(config, extents) for config in self._configs(bound.kernel_problem, bound.options))  # type: ignore[union-attr]
 
-    @property
-    def _transposed(self) -> tuple[int, ...]:
-        """Operands that are copied to be contiguous along K first."""
-        problem, seen = self._bound[0], self._bound.kernel_problem  # type: ignore[index, union-attr]
-        a = (0,) if problem.a_major != seen.a_major else ()
-        return (*a, *range(1, self._operands)) if problem.b_major != seen.b_major else a
+    def _preparations(self, problem: GemmProblem, majors: Mapping[str, str]) -> tuple[Preparation, ...]:
+        """What is done to operands in front of the kernel: those with scale factors become what the kernel multiplies, others are transposed where they are not contiguous along K and the matrix units need that."""
+        scaled = {one.operand: one for one in self._scaled}
+        found: list[Preparation] = []
+        for i in range(self._operands):
+            a = i == 0
+            dtype = problem.a_dtype if a else problem.b_dtype
+            if i in scaled:
+                one = scaled[i]
+                scales, k_major = self._samples[one.scale].dtype, majors["a" if a else "b"] == "k"
+                found.append(Converted(i, one.scale, self._samples[i].dtype, scales, one.vec, dtype, k_major, one.plain))  # type: ignore[arg-type]
+            elif (problem.a_major if a else problem.b_major) != "k" and itemsize_bits(dtype) != 16:
+                found.append(Transposed(i, dtype))
+        return tuple(found)
 
     def _scratch_bytes(self, config: GemmConfig, extents: Extents) -> int:
         bound = self._bound
         rows = (extents.m, *[extents.n // (self._operands - 1)] * (self._operands - 1))
-        bits = itemsize_bits(bound.problem.a_dtype)  # type: ignore[union-attr]
-        copies = (rows[i] * pitch(extents.k, bits) * extents.batches * bits // 8 for i in self._transposed)
+        copies = (one.bytes(rows[one.operand], extents.k, extents.batches) for one in bound.prepared)  # type: ignore[union-attr]
         partials = (4 * prod(shape) for shape in self._partials(bound.options, config, extents))  # type: ignore[union-attr]
         return sum(ws_align(size) for size in (*copies, *partials))
 
@@ -314,17 +332,18 @@ class GemmOperation(APIBase):
     def repeated(self, arguments: Mapping[str, Any]) -> Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], bool] | None:
         """A function of (inputs, outputs, scalars) by name that launches on the current stream for tensors like ``arguments`` in all but address, and says whether it did.
 
-        None where a call needs more than that: scratch memory, a pair of operands, no kernel.
+        None where a call needs more than that: a pair of operands, checks of values, no kernel.
         """
         import torch
 
         names, count = self._layout.names, self._operands
-        if self.selected_backend != "sm90" or not self._takes_as_given or not all(name in arguments for name in names):
+        if self.selected_backend != "sm90" or not self._repeats or not all(name in arguments for name in names):
             return None
         tensors = tuple(arguments[name] for name in names)
         launch = self._launches.get(tuple([(t.shape, t.stride(), t.dtype, t.get_device()) for t in tensors]))
-        if launch is None or launch.kernel is None or launch.scratch_bytes:
+        if launch is None or launch.kernel is None:
             return None
+        direct = self._takes_as_given and not launch.scratch_bytes
         kernel, clusters, device, launches, constants = launch.kernel, launch.clusters, tensors[0].get_device(), self._launches, self._constant_scalars
         current_device, current_stream, address_of = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream, torch.Tensor.data_ptr
 
@@ -336,7 +355,10 @@ class GemmOperation(APIBase):
             # The table of launches is another one after tuning.
             if addresses & 15 or state.active is not None or device != current_device() or self._launches is not launches:
                 return False
-            kernel(tensors[:count], tensors[count:], (*scalars.values(), *constants), clusters, current_stream(device))
+            if direct:
+                kernel(tensors[:count], tensors[count:], (*scalars.values(), *constants), clusters, current_stream(device))
+            else:
+                self._launch(launch, tensors, (*scalars.values(), *constants), current_stream(device), None, None)
             return True
 
         return repeat
@@ -361,11 +383,12 @@ class GemmOperation(APIBase):
             self._check_devices(tensors)
             launch.otherwise(tensors, scalars, stream)
             return
+        aligned = (*self._layout.matrices, *[one.scale for one in self._scaled if not one.plain])
         addresses = 0
-        for i in self._layout.matrices:
+        for i in aligned:
             addresses |= tensors[i].data_ptr()
         if addresses & 15:
-            for i in self._layout.matrices:
+            for i in aligned:
                 check_alignment(self._layout.names[i], tensors[i])
         device = tensors[0].get_device()
         if known is not None and not launch.scratch_bytes and state.active is None and self._takes_as_given:
@@ -379,29 +402,33 @@ class GemmOperation(APIBase):
 
     def _launch(self, launch: Launch, tensors: Tensors, scalars: Scalars, handle: int, stream: Any, workspace: Any) -> None:
         count = self._operands
-        operands, rest = tensors[:count], tensors[count:]
+        operands, rest = tensors[:count], self._others(tensors)
         if launch.scratch_bytes:
-            operands, partials = self._scratch(launch, operands, handle, stream, workspace)
+            operands, partials = self._scratch(launch, tensors, handle, stream, workspace)
             rest = (*rest, *partials)
         launch.kernel(operands, rest, scalars, launch.clusters, handle)  # type: ignore[misc]
 
-    def _scratch(self, launch: Launch, operands: Tensors, handle: int, stream: Any, workspace: Any) -> tuple[Tensors, Tensors]:
+    def _others(self, tensors: Tensors) -> Tensors:
+        """What the kernel takes behind the operands."""
+        end = len(tensors) - len(self._scaled)
+        if not self._views:
+            return tensors[self._operands : end]
+        return tuple([self._views[i](tensors[i]) if i in self._views else tensors[i] for i in range(self._operands, end)])
+
+    def _scratch(self, launch: Launch, tensors: Tensors, handle: int, stream: Any, workspace: Any) -> tuple[Tensors, Tensors]:
         """Operands as the kernel takes them, and its scratch tensors, out of ``workspace`` or out of memory of the launch stream."""
         import torch
 
-        device = operands[0].device
+        device = tensors[0].device
         with stream_context(stream, device), torch.no_grad():
             if workspace is None:
                 workspace = torch.empty(launch.scratch_bytes, dtype=torch.uint8, device=device)
             elif workspace.device != device:
                 raise ValueError(f"workspace is on {workspace.device}, needs {device}, the device of the operands")
             carver = WorkspaceCarver(workspace, launch.scratch_bytes, type(self).__name__, align=16)
-            taken = list(operands)
-            for i in self._transposed:
-                rows, k, batches = operands[i].shape
-                line = pitch(k, 8 * operands[i].itemsize)
-                taken[i] = carver.take(rows * line * batches, operands[i].dtype).view(batches, rows, line)[:, :, :k].permute(1, 2, 0)
-                self._transpose(operands[i], taken[i], handle)
+            taken = list(tensors[: self._operands])
+            for one in self._bound.prepared:  # type: ignore[union-attr]
+                taken[one.operand] = one.run(self._preparing[one.spec], tensors, carver, handle)
             shapes = self._partials(self._bound.options, launch.config, launch.extents)  # type: ignore[union-attr, arg-type]
             partials = tuple(carver.take(prod(shape), torch.float32).view(shape[2], shape[0], shape[1]).permute(1, 2, 0) for shape in shapes)
         return tuple(taken), partials
@@ -410,7 +437,7 @@ class GemmOperation(APIBase):
         """Check these tensors against what the object was compiled for, and find what runs for their extents."""
         named = list(zip(self._layout.names, tensors, strict=True))
         require_tensors(f"{type(self).__name__}.execute", named)
-        metas = tuple(metadata(t) for t in tensors)
+        metas = self._metas(tensors)
         for (name, t), found, sample in zip(named, metas, self._samples, strict=True):
             if found.dtype != sample.dtype:
                 raise ValueError(
@@ -429,7 +456,9 @@ class GemmOperation(APIBase):
         check_same_device(list(zip(self._layout.names, tensors, strict=True)))
         kind, found = DEVICES[self._bound.selected], metadata(tensors[0]).device_type  # type: ignore[union-attr]
         if found != kind and self.backend != "reference":
-            raise ValueError(f"{self._layout.names[0]} is on {found}, needs {kind}, which the object was compiled for; move the tensors, or compile another object")
+            raise ValueError(
+                f"{self._layout.names[0]} is on {found}, needs {kind}, which the object was compiled for; move the tensors, or compile another object"
+            )
 
     def _launch_for(self, extents: Extents, device_index: int | None) -> Launch:
         if 0 in (extents.m, extents.n, extents.batches):
@@ -467,7 +496,7 @@ class GemmOperation(APIBase):
         from cudnn.tuning.case import Case
 
         problem, options = self._bound.kernel_problem, self._bound.options  # type: ignore[union-attr]
-        extents = self._layout.extents(tuple(metadata(t) for t in tensors))
+        extents = self._layout.extents(self._metas(tensors))
         choices = self._choices(problem, options)
         # Sums in float16, and what the matrix units add with fewer bits, depend on how K is divided.
         coarse = problem.acc_dtype == "float16" or problem.fast_accumulation
@@ -510,7 +539,17 @@ class GemmOperation(APIBase):
         import torch
 
         with torch.no_grad(), stream_context(stream if tensors[0].is_cuda else None, tensors[0].device), torch.autocast(tensors[0].device.type, enabled=False):
-            self._reference(tensors, scalars)
+            self._reference(self._dequantized(tensors), scalars)
+
+    def _dequantized(self, tensors: Tensors) -> Tensors:
+        """The tensors with scaled operands in float32, without their scale factors."""
+        if not self._scaled:
+            return tensors
+        taken = list(tensors[: len(tensors) - len(self._scaled)])
+        for one in self._bound.prepared:  # type: ignore[union-attr]
+            if isinstance(one, Converted):
+                taken[one.operand] = one.dequantized(tensors)
+        return tuple(taken)
 
     def _run_other(self, tensors: Tensors, scalars: Scalars, stream: Any, workspace: Any) -> None:
         """What is no plain torch tensor: traced by torch.compile, fake, a subclass, or another library's object with DLPack."""

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from cudnn import checks
 from cudnn.cutedsl.gemm.config import GemmConfig
+from cudnn.datatypes import dtype_name
+from cudnn.fp4 import logical_geometry
 from cudnn.gemm_operation import GemmOperation
 from cudnn.memo import Memo
 from cudnn.streams import as_torch_stream, record_streams
@@ -19,7 +21,7 @@ Arguments = Mapping[str, Any]
 
 
 class Output(NamedTuple):
-    """A tensor that a wrapper allocates. ``fill``: its value before the call, None where that does not matter. Extents may be symbolic."""
+    """A tensor that a wrapper allocates, in stored elements. ``fill``: its value before the call, None where that does not matter. Extents may be symbolic."""
 
     shape: tuple[Any, ...]
     stride: tuple[Any, ...]
@@ -35,8 +37,11 @@ def matrix_output(shape: tuple[Any, Any, Any], major: str, dtype: Any) -> Output
 
 def describe(output: Output, name: str, device: Any) -> TensorDesc:
     """The output as a sample."""
-    order = TensorDesc._compute_stride_order(output.shape, output.stride)
-    return TensorDesc(output.dtype, output.shape, output.stride, order, device, name=name)
+    shape, stride = output.shape, output.stride
+    if dtype_name(output.dtype) == "float4_e2m1fn":
+        shape, stride = logical_geometry(shape, stride)
+    order = TensorDesc._compute_stride_order(shape, stride)
+    return TensorDesc(output.dtype, shape, stride, order, device, name=name)
 
 
 class _Plan:
@@ -145,12 +150,7 @@ class WrapperCalls:
     def _plan(self, tensors: Arguments, options: Arguments) -> _Plan:
         checks.require_tensors(
             self.wrapper.__name__,
-            [
-                (name, one)
-                for name, t in tensors.items()
-                if t is not None or name in self.operands
-                for one in (t if isinstance(t, (tuple, list)) else (t,))
-            ],
+            [(name, one) for name, t in tensors.items() if t is not None or name in self.operands for one in (t if isinstance(t, (tuple, list)) else (t,))],
         )
         outputs = self.outputs(tensors, options)
         device = tensors[self.operands[0]].device

@@ -81,6 +81,7 @@ class DenseHooks:
     backend = "auto"
     config: Mapping[str, Any] | None = None
     alpha = 1.0
+    more: Mapping[str, Any] = {}  # further arguments of class and wrapper
 
     def matrix(self, m: int, columns: int, batches: int, dtype: torch.dtype) -> torch.Tensor:
         """Random values laid out as the outputs."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cudnn import checks
+from cudnn.block_scale.checks import unpacked
 from cudnn.cutedsl.epilogue.size import Footprint
 from cudnn.cutedsl.gemm.config import SLAB_COLUMNS, GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
-from cudnn.gemm_layout import Extents
-from cudnn.gemm_operation import GemmOperation
+from cudnn.gemm_layout import Extents, GemmLayout, Rule
+from cudnn.gemm_operation import GemmOperation, Tensors
+from cudnn.gemm_scratch import Scaled
+from cudnn.tensors import Metadata
 from cudnn_gemm_dense.configs import candidates, choose, default_configs
+from cudnn_gemm_dense.scale_factors import check_scale_shape
 
 
 def fitting_configs(problem: GemmProblem, footprint: Footprint) -> tuple[GemmConfig, ...]:
@@ -30,7 +34,72 @@ def unfit_reason(problem: GemmProblem, footprint: Footprint, config: GemmConfig)
 
 
 class DenseOperation(GemmOperation):
-    """A GEMM operation of L equal problems."""
+    """A GEMM operation of L equal problems.
+
+    ``scales``: metadata of the samples of the block-scaled mode by name, of ``read_scales``. ``scaled``: (operand, name, sample) of the scale factors of operands, ``sf_vec_size`` elements along K
+    each. 4-bit operands may come as bytes (uint8), two in one.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[tuple[str, Any]],
+        layout: GemmLayout,
+        *,
+        operands: int = 2,
+        scales: Mapping[str, Metadata] | None = None,
+        scaled: Sequence[tuple[int, str, Any]] = (),
+        sf_vec_size: int = 0,
+        backend: str,
+        config: GemmConfig | Mapping[str, object] | None,
+    ) -> None:
+        if scaled:
+            rules = (*layout.rules, *(Rule(name, None) for _, name, _ in scaled))
+            layout = GemmLayout(rules, compact=layout.compact, whole_lines=layout.whole_lines)
+        super().__init__([*tensors, *((name, t) for _, name, t in scaled)], layout, operands=operands, backend=backend, config=config)
+        # Arguments of the block-scaled mode that are given, and whether they are read or written.
+        self._scale_names = {name.partition("[")[0]: name in self._layout.names for name in scales or ()}
+        self._scaled = tuple(Scaled(operand, len(tensors) + i, sf_vec_size) for i, (operand, _, _) in enumerate(scaled))
+        # (rows, columns) of the matrices that tensors without axes of their own have factors for.
+        self._factors: dict[int, tuple[str, str, int]] = {one.scale: ("m" if one.operand == 0 else "n", "k", one.vec) for one in self._scaled}
+        self._packed = frozenset(one.operand for one in self._scaled)
+        self._samples = self._unpacked(self._samples)
+
+    def _unpacked(self, metas: Sequence[Metadata]) -> tuple[Metadata, ...]:
+        """Packed 4-bit floats that come as bytes, as what they are."""
+        return tuple(unpacked(meta) if i in self._packed else meta for i, meta in enumerate(metas))
+
+    def _metas(self, tensors: Tensors) -> tuple[Metadata, ...]:
+        return self._unpacked(super()._metas(tensors))
+
+    def _check_extents(self, metas: Sequence[Metadata]) -> None:
+        for one in self._scaled:
+            # The converting kernel takes 16 bytes at a time.
+            rule, meta = self._layout.rules[one.operand], metas[one.operand]  # type: ignore[attr-defined]
+            if 0 not in meta.shape:
+                major = self._layout.majors(metas)[rule.group]
+                problem = checks.contiguous_problem(rule.name, meta, major, rule.modes)
+                if problem is not None:
+                    raise ValueError(problem)
+        if self._factors:
+            extents = self._layout.solve(metas)  # type: ignore[attr-defined]
+            for i, (rows, columns, vec) in self._factors.items():
+                parts = self._operands - 1 if rows == "n" else 1
+                check_scale_shape(self._layout.names[i], metas[i], extents[rows] // parts, extents[columns], extents["l"], vec)
+
+    def _given(self, scales: Mapping[str, Any]) -> Tensors:
+        """Those that ``_run`` takes of a call's tensors of the block-scaled mode, ``scales``, which are named in the order of the layout. ValueError where one is given that was not in the samples, or is not."""
+        known = self._scale_names
+        found: list[Any] = []
+        for name, t in scales.items():
+            if (t is not None) != (name in known):
+                raise ValueError(f"{name}: found {'None' if t is None else 'one'}, needs {'one' if t is None else 'None'} as in the samples")
+            if t is not None and known[name]:
+                found += t if isinstance(t, (tuple, list)) else (t,)
+        return tuple(found)
+
+    @property
+    def _repeats(self) -> bool:
+        return True
 
     @abstractmethod
     def _footprint(self, options: Any) -> Footprint:

@@ -11,8 +11,10 @@ from cudnn.cutedsl.epilogue.size import Footprint
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.datatypes import torch_dtype
+from cudnn.fp4 import encode_e2m1, pack_fp4
 from cudnn.gemm_layout import GemmLayout, Rule
 from cudnn.gemm_operation import OPERAND_DTYPES, Scalars, Tensors
+from cudnn.gemm_scratch import as_bytes
 from cudnn.reference import cast
 from cudnn.tuple_dict import TupleDict
 from cudnn.wrapper_calls import Arguments, Output, WrapperCalls, matrix_output
@@ -21,7 +23,7 @@ from cudnn_gemm_dense.amax import block_scaled
 from cudnn_gemm_dense.gemm.options import GemmOptions, gemm_spec
 from cudnn_gemm_dense.gemm.reference import gemm_reference
 from cudnn_gemm_dense.operation import DenseOperation, fitting_configs
-from cudnn_gemm_dense.scale_factors import FP8
+from cudnn_gemm_dense.scale_factors import FP4, FP8
 
 if TYPE_CHECKING:
     import torch
@@ -89,11 +91,19 @@ class GemmAmax(DenseOperation):
             Rule("amax_tensor", (1,) * rank),
         )
         samples = [("a_tensor", sample_a), ("b_tensor", sample_b), ("c_tensor", sample_c), ("amax_tensor", sample_amax)]
-        super().__init__(samples, GemmLayout(rules, compact=True), backend=backend, config=config)
-        if not self._samples[3].shape:
-            self._samples = (*self._samples[:3], self._samples[3]._replace(shape=(1,), stride=(1,)))
         self._scales = scale_factors.read_scales("GemmAmax", {"sfa_tensor": sample_sfa, "sfb_tensor": sample_sfb})
         self.sf_vec_size = checks.as_integer("sf_vec_size", sf_vec_size)
+        scaled = [(i, name, t) for i, name, t in ((0, "sfa_tensor", sample_sfa), (1, "sfb_tensor", sample_sfb)) if t is not None]
+        super().__init__(
+            samples, GemmLayout(rules, compact=True), scales=self._scales, scaled=scaled, sf_vec_size=self.sf_vec_size, backend=backend, config=config
+        )
+        if scaled:
+            self._packed |= {2}
+            self._samples = self._unpacked(self._samples)
+        if self._samples[2].dtype == FP4:
+            self._views[2] = as_bytes
+        if not self._samples[3].shape:
+            self._samples = (*self._samples[:3], self._samples[3]._replace(shape=(1,), stride=(1,)), *self._samples[4:])
         self.acc_dtype = checks.required_dtype("acc_dtype", acc_dtype)
         self.mma_tiler_mn = checks.as_pair("mma_tiler_mn", mma_tiler_mn)
         self.cluster_shape_mn = checks.as_pair("cluster_shape_mn", cluster_shape_mn)
@@ -103,22 +113,20 @@ class GemmAmax(DenseOperation):
             "acc_dtype": self.acc_dtype,
             "mma_tiler_mn": self.mma_tiler_mn,
             "cluster_shape_mn": self.cluster_shape_mn,
+            "sf_vec_size": self.sf_vec_size,
             "backend": self.backend,
             "config": self.config,
         }
 
     def _check(self) -> tuple[GemmProblem, GemmOptions, dict[str, str]]:
-        scales = self._scales
-        # Bytes stand for packed 4-bit floats in the block-scaled mode.
-        metas = self._samples if scales is None else (*(scale_factors.unpacked(meta) for meta in self._samples[:3]), self._samples[3])
-        a, b, c, amax = (meta.dtype for meta in metas)
-        checks.check_dtype("a_tensor", a, OPERAND_DTYPES if scales is None else block_scaled.OPERAND_DTYPES)
-        if b != a:
-            raise ValueError(f"b_tensor: found dtype {b} while a_tensor has {a}, needs equal dtypes; cast one, under autocast by hand")
-        if scales is None:
+        scales, metas = self._scales, self._samples
+        a, b, c, amax = (meta.dtype for meta in metas[:4])
+        mixed = scale_factors.check_operands(a, [("b_tensor", b)], scales, OPERAND_DTYPES, block_scaled.OPERAND_DTYPES)
+        if scales is not None:
+            block_scaled.check_dtypes(a, b, scales, self.sf_vec_size)
+        if scales is None or mixed:
             checks.check_dtype("c_tensor", c, C_DTYPES)
         else:
-            block_scaled.check_dtypes(a, scales, self.sf_vec_size)
             block_scaled.check_c_dtype(a, c)
         if c in FP8 and a in FP8:
             raise NotImplementedError(f"c_tensor: {c} with {a} operands is not implemented; use float32, float16 or bfloat16")
@@ -129,7 +137,7 @@ class GemmAmax(DenseOperation):
             block_scaled.check_scales(scales, extents, self.sf_vec_size)
         majors = self._layout.majors(metas)
         if scales is not None:
-            block_scaled.check_fp4_majors(a, c, majors)
+            block_scaled.check_majors(a, b, c, majors)
         tile, cluster = self.mma_tiler_mn, self.cluster_shape_mn
         if not set(tile) <= {128, 256}:
             raise ValueError(f"mma_tiler_mn: found {tile}, needs 128 or 256 for both entries")
@@ -140,9 +148,11 @@ class GemmAmax(DenseOperation):
         if not set(cluster) <= {1, 2, 4}:
             raise ValueError(f"cluster_shape_mn: found {cluster}, needs 1, 2 or 4 for both entries")
         self._layout.check_lines(metas, majors)
-        if scales is not None:
-            raise scale_factors.not_implemented("gemm_amax", scales)
-        return GemmProblem(a, b, "float32", majors["a"], majors["b"]), GemmOptions(c, majors["out"], amax_rank=len(metas[3].shape)), majors
+        return (
+            GemmProblem(*scale_factors.kernel_dtypes(a, b, scales), "float32", majors["a"], majors["b"]),
+            GemmOptions(c, majors["out"], amax_rank=len(metas[3].shape)),
+            majors,
+        )
 
     def _spec(self, problem: GemmProblem, options: GemmOptions, config: GemmConfig) -> KernelSpec:
         return gemm_spec(problem, options, config, "gemm_amax")
@@ -170,7 +180,7 @@ class GemmAmax(DenseOperation):
 
         Args:
             a_tensor, b_tensor, c_tensor, amax_tensor: as the samples in dtype, major and kind of device; extents are free.
-            sfa_tensor, sfb_tensor: None, as the samples.
+            sfa_tensor, sfb_tensor: as the samples, or None as they were.
             current_stream: a CUstream, torch stream or raw handle; None is torch's current stream on the tensors' device. CPU tensors have no stream, and it is not looked at.
             workspace: uint8 scratch memory, see ``workspace_bytes``; None takes it from torch's allocator on the launch stream.
 
@@ -178,24 +188,27 @@ class GemmAmax(DenseOperation):
             RuntimeError: not compiled.
             ValueError: a tensor differs from what the object was compiled for, the tensors do not fit each other, an address is not a multiple of 16 bytes.
         """
-        if not (sfa_tensor is sfb_tensor is None):
-            raise ValueError("sfa_tensor, sfb_tensor: found one that is given, needs None as in the samples")
+        scales = self._given({"sfa_tensor": sfa_tensor, "sfb_tensor": sfb_tensor})
         if amax_tensor is not None and not amax_tensor.shape:
             amax_tensor = amax_tensor.reshape(1)
-        self._run((a_tensor, b_tensor, c_tensor, amax_tensor), self._constant_scalars, current_stream, workspace)
+        self._run((a_tensor, b_tensor, c_tensor, amax_tensor, *scales), self._constant_scalars, current_stream, workspace)
 
     def _reference(self, tensors: Tensors, scalars: Scalars) -> None:
         import torch
 
         a, b, c, amax = tensors
         product_ = gemm_reference(a, b)
-        c.copy_(cast(product_, c.dtype))
+        if 2 in self._views:
+            as_bytes(c).copy_(pack_fp4(encode_e2m1(product_), 1))
+        else:
+            c.copy_(cast(product_, c.dtype))
         # NaN does not count, as in the kernel.
         amax.copy_(torch.fmax(amax, product_.abs().nan_to_num(nan=0.0, posinf=float("inf")).amax()))
 
     def _call_traced(self, tensors: Tensors, scalars: Scalars) -> None:
-        a, b, c, amax = tensors
-        CALLS.execute_traced(self, {"a_tensor": a, "b_tensor": b}, {"c_tensor": c, "amax_tensor": amax})
+        named = dict(zip(self._layout.names, tensors, strict=True))
+        outputs = {name: named.pop(name) for name in ("c_tensor", "amax_tensor")}
+        CALLS.execute_traced(self, named, outputs)
 
 
 def gemm_amax_wrapper(
@@ -253,10 +266,10 @@ def _outputs(tensors: Arguments, options: Arguments) -> dict[str, Output]:
         checks.check_rank(name, t, axes)
     checks.check_major("c_major", options["c_major"])
     dtype = checks.required_dtype("c_dtype", options["c_dtype"])
-    columns = b.shape[0]
-    if dtype == scale_factors.FP4 and options["c_major"] == "n":
-        columns = columns // 2  # two in a byte
-    c = matrix_output((a.shape[0], columns, a.shape[2]), options["c_major"], torch_dtype(dtype))
+    rows, columns = a.shape[0], b.shape[0]
+    if dtype in (FP4, "uint8"):  # two in a byte
+        rows, columns = (rows, columns // 2) if options["c_major"] == "n" else (rows // 2, columns)
+    c = matrix_output((rows, columns, a.shape[2]), options["c_major"], torch_dtype(dtype))
     return {"c_tensor": c, "amax_tensor": Output((1, 1, 1), (1, 1, 1), torch_dtype("float32"), float("-inf"))}
 
 

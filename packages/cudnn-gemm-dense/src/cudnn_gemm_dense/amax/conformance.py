@@ -22,7 +22,7 @@ class AmaxHooks(DenseHooks):
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"backend": self.backend, "config": self.config}
+        return {"backend": self.backend, "config": self.config, **self.more}
 
     def inputs(self, m: int, n: int, k: int, batches: int) -> dict[str, Any]:
         return self.operands(m, n, k, batches)
@@ -31,7 +31,8 @@ class AmaxHooks(DenseHooks):
         return {"c_tensor": self.layout(m, n, batches, self.c_dtype), "amax_tensor": ((1, 1, 1), (1, 1, 1), torch.float32)}
 
     def build(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> GemmAmax:
-        return GemmAmax(inputs["a_tensor"], inputs["b_tensor"], None, None, outputs["c_tensor"], outputs["amax_tensor"], **self.options)
+        samples = {f"sample_{name.removesuffix('_tensor')}": t for name, t in {**inputs, **outputs}.items()}
+        return GemmAmax(**samples, **self.options)
 
     def wrapper(self, inputs: Mapping[str, Any], **options: Any) -> TupleDict:
         return gemm_amax_wrapper(**inputs, c_major=self.out_major, c_dtype=self.c_dtype, **{**self.options, **options})

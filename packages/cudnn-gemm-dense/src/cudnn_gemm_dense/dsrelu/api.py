@@ -11,16 +11,16 @@ from cudnn.cutedsl.epilogue.size import Footprint
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.datatypes import torch_dtype
-from cudnn.gemm_layout import Extents, GemmLayout, Rule
+from cudnn.gemm_layout import Extents, Rule
 from cudnn.gemm_operation import Scalars, Tensors
-from cudnn.reference import cast
 from cudnn.tuple_dict import TupleDict
 from cudnn.wrapper_calls import Arguments, Output, WrapperCalls, matrix_output
-from cudnn_gemm_dense.operation import DenseOperation, fitting_configs
-from cudnn_gemm_dense.scale_factors import describe_sfd, read_scales
+from cudnn_gemm_dense.operation import fitting_configs
+from cudnn_gemm_dense.scale_factors import kernel_dtypes
 from cudnn_gemm_dense.srelu.checks import check_all, default_cluster
 from cudnn_gemm_dense.srelu.options import DsreluOptions, dsrelu_spec
-from cudnn_gemm_dense.srelu.reference import gemm_dsrelu_reference, merge_amax
+from cudnn_gemm_dense.srelu.outputs import SquaredReluOperation, scale_outputs
+from cudnn_gemm_dense.srelu.reference import gemm_dsrelu_reference
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ __all__ = ["GemmDsrelu", "GemmDsreluSm100", "gemm_dsrelu_wrapper", "gemm_dsrelu_
 C_DTYPES = ("float16", "bfloat16", "float32")
 
 
-class GemmDsrelu(DenseOperation):
+class GemmDsrelu(SquaredReluOperation):
     """G = alpha * A Bᵀ per batch, D = 2 relu(G) * C * prob, dprob += the sum over n of relu(G)² * C, and amax = max(amax, the largest magnitude of D before rounding).
 
     C is an input: where it is the gradient of ``prob * relu(G)²``, D is the gradient of G and what is added to dprob is that of prob. All arithmetic is in float32.
@@ -110,15 +110,12 @@ class GemmDsrelu(DenseOperation):
         if sample_amax is not None:
             rules.append(Rule("amax_tensor", (1,) * max(len(getattr(sample_amax, "shape", ())), 1)))
             samples.append(("amax_tensor", sample_amax))
-        super().__init__(samples, GemmLayout(rules, compact=False), backend=backend, config=config)
-        self._scales = read_scales(
-            "GemmDsrelu", {"sfa_tensor": sample_sfa, "sfb_tensor": sample_sfb, "sfd_tensor": sample_sfd, "norm_const_tensor": sample_norm_const}
-        )
+        scales = {"sfa_tensor": sample_sfa, "sfb_tensor": sample_sfb, "sfd_tensor": sample_sfd, "norm_const_tensor": sample_norm_const}
+        super().__init__(rules, samples, scales, checks.as_integer("sf_vec_size", sf_vec_size), backend=backend, config=config)
         self.alpha = checks.as_scalar("alpha", alpha)
         self.acc_dtype = checks.required_dtype("acc_dtype", acc_dtype)
         self.mma_tiler_mn = checks.as_pair("mma_tiler_mn", mma_tiler_mn)
         self.cluster_shape_mn = default_cluster(self.mma_tiler_mn) if cluster_shape_mn is None else checks.as_pair("cluster_shape_mn", cluster_shape_mn)
-        self.sf_vec_size = checks.as_integer("sf_vec_size", sf_vec_size)
         self.vector_f32 = bool(vector_f32)
         self.deterministic = determinism.resolve(deterministic)
 
@@ -128,6 +125,7 @@ class GemmDsrelu(DenseOperation):
             "acc_dtype": self.acc_dtype,
             "mma_tiler_mn": self.mma_tiler_mn,
             "cluster_shape_mn": self.cluster_shape_mn,
+            "sf_vec_size": self.sf_vec_size,
             "deterministic": self.deterministic,
             "backend": self.backend,
             "config": self.config,
@@ -135,10 +133,14 @@ class GemmDsrelu(DenseOperation):
 
     def _check(self) -> tuple[GemmProblem, DsreluOptions, dict[str, str]]:
         metas = dict(zip(self._layout.names, self._samples, strict=True))
-        majors = check_all(self.op, self._layout, metas, self._scales, self.sf_vec_size, self.acc_dtype, (self.mma_tiler_mn, self.cluster_shape_mn), C_DTYPES)
-        problem = GemmProblem(metas["a_tensor"].dtype, metas["b_tensor"].dtype, "float32", majors["a"], majors["b"])
+        majors = check_all(self._layout, metas, self._scales, self.sf_vec_size, self.acc_dtype, (self.mma_tiler_mn, self.cluster_shape_mn), C_DTYPES)
+        problem = GemmProblem(*kernel_dtypes(metas["a_tensor"].dtype, metas["b_tensor"].dtype, self._scales), "float32", majors["a"], majors["b"])
         amax_rank = len(metas["amax_tensor"].shape) if "amax_tensor" in metas else 0
-        return problem, DsreluOptions(metas["c_tensor"].dtype, metas["d_tensor"].dtype, majors["out"], self.deterministic, amax_rank), majors
+        return (
+            problem,
+            DsreluOptions(metas["c_tensor"].dtype, metas["d_tensor"].dtype, majors["out"], self.deterministic, amax_rank, **self._quantized_by),
+            majors,
+        )
 
     def _spec(self, problem: GemmProblem, options: DsreluOptions, config: GemmConfig) -> KernelSpec:
         return dsrelu_spec(problem, options, config)
@@ -172,7 +174,7 @@ class GemmDsrelu(DenseOperation):
 
         Args:
             a_tensor, b_tensor, c_tensor, d_tensor, dprob_tensor, prob_tensor, amax_tensor: as the samples in dtype, major and kind of device; extents are free.
-            sfa_tensor, sfb_tensor, sfd_tensor, norm_const_tensor: None, as the samples.
+            sfa_tensor, sfb_tensor, sfd_tensor, norm_const_tensor: as the samples, or None as they were.
             alpha: factor on the product, a number on the host; None is the constructor's.
             current_stream: a CUstream, torch stream or raw handle; None is torch's current stream on the tensors' device. CPU tensors have no stream, and it is not looked at.
             workspace: uint8 scratch memory, see ``workspace_bytes``; None takes it from torch's allocator on the launch stream.
@@ -185,27 +187,24 @@ class GemmDsrelu(DenseOperation):
             alpha = self.alpha
         elif type(alpha) is not float:
             alpha = checks.as_scalar("alpha", alpha)
-        if not (sfa_tensor is sfb_tensor is sfd_tensor is norm_const_tensor is None):
-            raise ValueError("sfa_tensor, sfb_tensor, sfd_tensor, norm_const_tensor: found one that is given, needs None as in the samples")
+        scales = self._given({"sfd_tensor": sfd_tensor, "norm_const_tensor": norm_const_tensor, "sfa_tensor": sfa_tensor, "sfb_tensor": sfb_tensor})
         tensors = (a_tensor, b_tensor, c_tensor, d_tensor, prob_tensor, dprob_tensor)
-        if (amax_tensor is not None) != (len(self._samples) == 7):
+        if (amax_tensor is not None) != ("amax_tensor" in self._layout.names):
             raise ValueError(
                 f"amax_tensor: found {'None' if amax_tensor is None else 'one'}, needs {'one' if amax_tensor is None else 'None'} as in the samples"
             )
-        self._run(tensors if amax_tensor is None else (*tensors, amax_tensor), (alpha,), current_stream, workspace)
+        self._run((*tensors, *(() if amax_tensor is None else (amax_tensor,)), *scales), (alpha,), current_stream, workspace)
 
     def _reference(self, tensors: Tensors, scalars: Scalars) -> None:
-        a, b, c, d, prob, dprob, *amax = tensors
-        y, sums = gemm_dsrelu_reference(a, b, c, prob, scalars[0])
-        d.copy_(cast(y, d.dtype))
-        dprob.add_(sums)
-        for one in amax:
-            merge_amax(one, y)
+        t = dict(zip(self._layout.names, tensors, strict=False))
+        y, sums = gemm_dsrelu_reference(t["a_tensor"], t["b_tensor"], t["c_tensor"], t["prob_tensor"], scalars[0])
+        t["dprob_tensor"].add_(sums)
+        self._finish_reference(t, y)
 
     def _call_traced(self, tensors: Tensors, scalars: Scalars) -> None:
-        a, b, c, d, prob, dprob, *amax = tensors
-        outputs = {"d_tensor": d, "dprob_tensor": dprob, **({"amax_tensor": amax[0]} if amax else {})}
-        CALLS.execute_traced(self, {"a_tensor": a, "b_tensor": b, "c_tensor": c, "prob_tensor": prob}, outputs, scalars[0])
+        named = dict(zip(self._layout.names, tensors, strict=True))
+        outputs: dict[str, Any] = {name: named.pop(name) for name in ("d_tensor", "dprob_tensor", "amax_tensor", "sfd_tensor") if name in named}
+        CALLS.execute_traced(self, named, outputs, scalars[0])
 
 
 def gemm_dsrelu_wrapper(
@@ -276,7 +275,9 @@ def gemm_dsrelu_wrapper(
         "backend": backend,
         "config": config,
     }
-    return TupleDict(**CALLS(tensors, {"alpha": alpha}, options, stream), amax_tensor=None, sfd_tensor=None)
+    made = CALLS(tensors, {"alpha": alpha}, options, stream)
+    amax, sfd = made.pop("amax_tensor", None), made.pop("sfd_tensor", None)
+    return TupleDict(**made, amax_tensor=amax, sfd_tensor=sfd)
 
 
 def _outputs(tensors: Arguments, options: Arguments) -> dict[str, Output]:
@@ -286,7 +287,8 @@ def _outputs(tensors: Arguments, options: Arguments) -> dict[str, Output]:
     checks.check_major("d_major", options["d_major"])
     m, batches = a.shape[0], a.shape[2]
     d = matrix_output((m, b.shape[0], batches), options["d_major"], torch_dtype(checks.required_dtype("d_dtype", options["d_dtype"])))
-    return {"d_tensor": d, "dprob_tensor": Output((m, 1, batches), (batches, batches, 1), torch_dtype("float32"), 0.0)}
+    dprob = Output((m, 1, batches), (batches, batches, 1), torch_dtype("float32"), 0.0)
+    return {"d_tensor": d, "dprob_tensor": dprob, **scale_outputs(tensors, d, options)}
 
 
 def _build(tensors: Arguments, outputs: Arguments, options: Arguments) -> GemmDsrelu:
@@ -299,7 +301,8 @@ def _build(tensors: Arguments, outputs: Arguments, options: Arguments) -> GemmDs
         tensors["sfa_tensor"],
         tensors["sfb_tensor"],
         tensors["prob_tensor"],
-        sample_sfd=describe_sfd(tensors, outputs["d_tensor"], options),
+        sample_sfd=outputs.get("sfd_tensor"),
+        sample_amax=outputs.get("amax_tensor"),
         sample_norm_const=tensors["norm_const_tensor"],
         **{name: value for name, value in options.items() if name not in ("d_major", "d_dtype")},
     )

@@ -24,7 +24,7 @@ class DsreluHooks(DenseHooks):
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"deterministic": self.deterministic, "backend": self.backend, "config": self.config}
+        return {"deterministic": self.deterministic, "backend": self.backend, "config": self.config, **self.more}
 
     def inputs(self, m: int, n: int, k: int, batches: int) -> dict[str, Any]:
         c = self.matrix(m, n, batches, self.c_dtype)

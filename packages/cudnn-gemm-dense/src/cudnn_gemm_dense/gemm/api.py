@@ -19,6 +19,17 @@ from cudnn.wrapper_calls import Arguments, Output, WrapperCalls, matrix_output
 from cudnn_gemm_dense.gemm.options import GemmOptions, gemm_spec
 from cudnn_gemm_dense.gemm.reference import gemm_reference
 from cudnn_gemm_dense.operation import DenseOperation, fitting_configs
+from cudnn_gemm_dense.scale_factors import (
+    SCALE_DTYPES,
+    check_fp4_majors,
+    check_modes,
+    check_operands,
+    check_scale_dtypes,
+    kernel_dtypes,
+    operand_scales,
+    read_scales,
+    require_scales,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +86,9 @@ class Gemm(DenseOperation):
         cluster_shape_mn: tuple[int, int] | None = None,
         *,
         sample_addend: Any = None,
+        sample_sfa: Any = None,
+        sample_sfb: Any = None,
+        sf_vec_size: int = 32,
         backend: str = "auto",
         config: GemmConfig | Mapping[str, object] | None = None,
     ) -> None:
@@ -86,17 +100,29 @@ class Gemm(DenseOperation):
         if sample_bias is not None:
             rules.append(Rule("bias_tensor", ("n", "l")[: max(len(getattr(sample_bias, "shape", ())), 1)]))
             samples.append(("bias_tensor", sample_bias))
-        super().__init__(samples, GemmLayout(rules, compact=False, whole_lines=False), backend=backend, config=config)
+        self._scales = read_scales("Gemm", {"sfa_tensor": sample_sfa, "sfb_tensor": sample_sfb})
+        self.sf_vec_size = checks.as_integer("sf_vec_size", sf_vec_size) if self._scales is not None else 0
+        scaled = [(i, name, t) for i, name, t in ((0, "sfa_tensor", sample_sfa), (1, "sfb_tensor", sample_sfb)) if t is not None]
+        layout = GemmLayout(rules, compact=False, whole_lines=False)
+        super().__init__(samples, layout, scales=self._scales, scaled=scaled, sf_vec_size=self.sf_vec_size, backend=backend, config=config)
         self.alpha = checks.as_scalar("alpha", alpha)
         self.acc_dtype = checks.required_dtype("acc_dtype", "float32" if acc_dtype is None else acc_dtype)
         checks.check_free_hints(mma_tiler_mn, cluster_shape_mn)
 
     def _constructor_arguments(self) -> dict[str, Any]:
-        return {"alpha": self.alpha, "acc_dtype": self.acc_dtype, "backend": self.backend, "config": self.config}
+        scaled = {} if self._scales is None else {"sf_vec_size": self.sf_vec_size}
+        return {"alpha": self.alpha, "acc_dtype": self.acc_dtype, **scaled, "backend": self.backend, "config": self.config}
 
     def _check(self) -> tuple[GemmProblem, GemmOptions, dict[str, str]]:
-        metas = self._samples
-        self._check_operand_dtypes(OPERAND_DTYPES)
+        metas, scales = self._samples, self._scales
+        a, b = metas[0].dtype, metas[1].dtype
+        check_operands(a, [("b_tensor", b)], scales, OPERAND_DTYPES)
+        if scales is not None:
+            require_scales(scales, operand_scales(a))
+            if self.sf_vec_size not in (16, 32):
+                raise ValueError(f"sf_vec_size: found {self.sf_vec_size}, needs 16 or 32")
+            check_scale_dtypes(scales, ("sfa_tensor", "sfb_tensor"), SCALE_DTYPES)
+            check_modes([("sfa_tensor", a), ("sfb_tensor", b)], scales, self.sf_vec_size)
         checks.check_dtype("acc_dtype", self.acc_dtype, ("float32",))
         d, addend, bias = (self._dtype(name) for name in ("d_tensor", "addend_tensor", "bias_tensor"))
         checks.check_dtype("d_tensor", d, D_DTYPES)
@@ -105,9 +131,12 @@ class Gemm(DenseOperation):
                 checks.check_dtype(name, dtype, VECTOR_DTYPES)
         self._layout.extents(metas)
         majors = self._layout.majors(metas)
+        check_fp4_majors([("a_tensor", a, majors["a"]), ("b_tensor", b, majors["b"])])
         self._layout.check_lines(metas, majors)
-        problem = GemmProblem(metas[0].dtype, metas[1].dtype, "float32", majors["a"], majors["b"])
-        return problem, GemmOptions(d, majors["out"], addend, bias, 1 if bias is None else len(metas[-1].shape)), majors
+        self._check_extents(metas)
+        problem = GemmProblem(*kernel_dtypes(a, b, scales), "float32", majors["a"], majors["b"])
+        bias_rank = 1 if bias is None else len(metas[self._layout.names.index("bias_tensor")].shape)
+        return problem, GemmOptions(d, majors["out"], addend, bias, bias_rank), majors
 
     def _spec(self, problem: GemmProblem, options: GemmOptions, config: GemmConfig) -> KernelSpec:
         return gemm_spec(problem, options, config)
@@ -125,12 +154,15 @@ class Gemm(DenseOperation):
         current_stream: Any = None,
         *,
         addend_tensor: Any = None,
+        sfa_tensor: Any = None,
+        sfb_tensor: Any = None,
         workspace: Any = None,
     ) -> None:
         """Write D. On CUDA tensors this launches one kernel (two or three where an operand is transposed first) and returns without waiting.
 
         Args:
             a_tensor, b_tensor, d_tensor, bias_tensor, addend_tensor: as the samples in dtype, major and kind of device; extents are free.
+            sfa_tensor, sfb_tensor: as the samples, or None as they were.
             alpha: factor on the product, a number on the host; None is the constructor's.
             current_stream: a CUstream, torch stream or raw handle; None is torch's current stream on the tensors' device. CPU tensors have no stream, and it is not looked at.
             workspace: uint8 scratch memory, see ``workspace_bytes``; None takes it from torch's allocator on the launch stream.
@@ -146,7 +178,8 @@ class Gemm(DenseOperation):
         optional = (addend_tensor, bias_tensor)
         if tuple(t is not None for t in optional) != (self._has_addend, self._has_bias):
             raise ValueError(f"addend_tensor, bias_tensor: found {_given(*optional)}, needs them given or None as the samples were")
-        self._run((a_tensor, b_tensor, d_tensor, *[t for t in optional if t is not None]), (alpha,), current_stream, workspace)
+        scales = self._given({"sfa_tensor": sfa_tensor, "sfb_tensor": sfb_tensor})
+        self._run((a_tensor, b_tensor, d_tensor, *[t for t in optional if t is not None], *scales), (alpha,), current_stream, workspace)
 
     @property
     def _has_addend(self) -> bool:
@@ -156,16 +189,13 @@ class Gemm(DenseOperation):
     def _has_bias(self) -> bool:
         return "bias_tensor" in self._layout.names
 
-    def _named(self, tensors: Tensors) -> dict[str, Any]:
-        return dict(zip(self._layout.names, tensors, strict=True))
-
     def _reference(self, tensors: Tensors, scalars: Scalars) -> None:
-        t = self._named(tensors)
+        t = dict(zip(self._layout.names, tensors, strict=False))
         d = gemm_reference(t["a_tensor"], t["b_tensor"], scalars[0], bias=t.get("bias_tensor"), addend=t.get("addend_tensor"))
         t["d_tensor"].copy_(cast(d, t["d_tensor"].dtype))
 
     def _call_traced(self, tensors: Tensors, scalars: Scalars) -> None:
-        t = self._named(tensors)
+        t = dict(zip(self._layout.names, tensors, strict=True))
         outputs = {"d_tensor": t.pop("d_tensor")}
         CALLS.execute_traced(self, t, outputs, scalars[0])
 
@@ -187,6 +217,9 @@ def gemm_wrapper(
     cluster_shape_mn: tuple[int, int] | None = None,
     stream: Any = None,
     addend_tensor: torch.Tensor | None = None,
+    sfa_tensor: torch.Tensor | None = None,
+    sfb_tensor: torch.Tensor | None = None,
+    sf_vec_size: int = 32,
     backend: str = "auto",
     config: GemmConfig | Mapping[str, object] | None = None,
 ) -> TupleDict:
@@ -213,13 +246,21 @@ def gemm_wrapper(
     """
     if type(alpha) is not float:
         alpha = checks.as_scalar("alpha", alpha)
-    tensors = {"a_tensor": a_tensor, "b_tensor": b_tensor, "bias_tensor": bias_tensor, "addend_tensor": addend_tensor}
+    tensors = {
+        "a_tensor": a_tensor,
+        "b_tensor": b_tensor,
+        "bias_tensor": bias_tensor,
+        "addend_tensor": addend_tensor,
+        "sfa_tensor": sfa_tensor,
+        "sfb_tensor": sfb_tensor,
+    }
     options = {
         "d_dtype": d_dtype,
         "d_major": d_major,
         "acc_dtype": acc_dtype,
         "mma_tiler_mn": mma_tiler_mn,
         "cluster_shape_mn": cluster_shape_mn,
+        "sf_vec_size": sf_vec_size,
         "backend": backend,
         "config": config,
     }
@@ -244,7 +285,9 @@ def _build(tensors: Arguments, outputs: Arguments, options: Arguments) -> Gemm:
         outputs["d_tensor"],
         tensors["bias_tensor"],
         sample_addend=tensors["addend_tensor"],
-        **{name: options[name] for name in ("acc_dtype", "mma_tiler_mn", "cluster_shape_mn", "backend", "config")},
+        sample_sfa=tensors["sfa_tensor"],
+        sample_sfb=tensors["sfb_tensor"],
+        **{name: options[name] for name in ("acc_dtype", "mma_tiler_mn", "cluster_shape_mn", "sf_vec_size", "backend", "config")},
     )
 
 

@@ -22,7 +22,7 @@ class GemmHooks(DenseHooks):
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"backend": self.backend, "config": self.config}
+        return {"backend": self.backend, "config": self.config, **self.more}
 
     def inputs(self, m: int, n: int, k: int, batches: int) -> dict[str, Any]:
         found = self.operands(m, n, k, batches)

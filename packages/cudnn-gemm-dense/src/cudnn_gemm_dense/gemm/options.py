@@ -28,7 +28,8 @@ class GemmOptions:
     @property
     def footprint(self) -> Footprint:
         load_bits = 0 if self.addend_dtype is None else itemsize_bits(self.addend_dtype)
-        return Footprint(1, itemsize_bits(self.d_dtype), load_bits, int(load_bits > 0), int(self.bias_dtype is not None))
+        # Packed 4-bit floats are handled as bytes.
+        return Footprint(1, max(itemsize_bits(self.d_dtype), 8), load_bits, int(load_bits > 0), int(self.bias_dtype is not None))
 
 
 def gemm_spec(problem: GemmProblem, options: GemmOptions, config: GemmConfig, op: str = "gemm") -> KernelSpec:

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cudnn import checks
+from cudnn.block_scale import MXFP8
+from cudnn.cutedsl.dequantize import DequantizeSpec
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.datatypes import dtype_name, torch_dtype
 from cudnn.tuple_dict import TupleDict
 from cudnn.wrapper_calls import Arguments, Output, WrapperCalls
 from cudnn_gemm_dense.proj_rope_mxfp8.lanes import BLOCK, BLOCKS, HEAD
-from cudnn_gemm_dense.proj_rope_mxfp8.operation import WIDEN, ProjRope, default_configs
+from cudnn_gemm_dense.proj_rope_mxfp8.operation import ProjRope, default_configs
 from cudnn_gemm_dense.proj_rope_mxfp8.options import ProjRopeOptions, proj_rope_spec
 from cudnn_gemm_dense.proj_rope_mxfp8.reference import gemm_proj_rope_mxfp8_reference
 from cudnn_gemm_dense.proj_rope_mxfp8.shapes import OUTPUTS, ProjRopeLayout
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     import torch
 
     from cudnn.cutedsl.compile import KernelSpec
-    from cudnn.cutedsl.dequantize import DequantizeSpec
 
 __all__ = [
     "GemmProjRopeMxfp8Bf16In",
@@ -352,5 +353,6 @@ gemm_proj_rope_mxfp8_wrapper_sm100 = gemm_proj_rope_mxfp8_wrapper
 
 def precompile_specs() -> list[KernelSpec | DequantizeSpec]:
     """The kernels worth having before the first call: weights in either order, and what MXFP8 operands need in front."""
+    widen = DequantizeSpec(MXFP8.element, MXFP8.scale, MXFP8.vec, "bfloat16", blocked=False)
     problems = (GemmProblem("bfloat16", "bfloat16", b_major=major) for major in ("k", "n"))
-    return [WIDEN, *(proj_rope_spec(problem, ProjRopeOptions(), config) for problem in problems for config in default_configs(problem))]
+    return [widen, *(proj_rope_spec(problem, ProjRopeOptions(), config) for problem in problems for config in default_configs(problem))]

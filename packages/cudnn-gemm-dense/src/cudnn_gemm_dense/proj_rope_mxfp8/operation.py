@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cudnn.block_scale import MXFP8
-from cudnn.cutedsl.dequantize import DequantizeSpec
 from cudnn.cutedsl.epilogue.size import Footprint
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
-from cudnn.gemm_layout import Extents
 from cudnn.gemm_operation import Launch, Scalars, Tensors
-from cudnn.streams import stream_context
-from cudnn.workspace import WorkspaceCarver, ws_align
+from cudnn.gemm_scratch import Scaled
+from cudnn.tensors import Metadata
 from cudnn_gemm_dense.operation import DenseOperation, unfit_reason
+from cudnn_gemm_dense.proj_rope_mxfp8.lanes import BLOCK
 from cudnn_gemm_dense.proj_rope_mxfp8.options import CONFIGS, FOOTPRINT, ProjRopeOptions, proj_rope_spec
-from cudnn_gemm_dense.proj_rope_mxfp8.reference import proj_rope_mxfp8, widened
+from cudnn_gemm_dense.proj_rope_mxfp8.reference import proj_rope_mxfp8
 from cudnn_gemm_dense.proj_rope_mxfp8.shapes import OUTPUTS, ProjRopeLayout
 
 if TYPE_CHECKING:
     from cudnn.cutedsl.compile import KernelSpec
     from cudnn.wrapper_calls import WrapperCalls
-
-
-WIDEN = DequantizeSpec(MXFP8.element, MXFP8.scale, MXFP8.vec, "bfloat16", blocked=False)
-"""The kernel that writes MXFP8 operands to scratch memory in bfloat16."""
 
 
 def default_configs(problem: GemmProblem) -> tuple[GemmConfig, ...]:
@@ -42,6 +36,8 @@ class ProjRope(DenseOperation):
 
     def __init__(self, samples: Mapping[str, Any], layout: ProjRopeLayout, *, backend: str, config: GemmConfig | Mapping[str, object] | None) -> None:
         super().__init__([(name, samples[name]) for name in layout.names], layout, backend=backend, config=config)  # type: ignore[arg-type]
+        if layout.scaled:
+            self._scaled = tuple(Scaled(operand, layout.names.index(name), BLOCK, plain=True) for operand, name in enumerate(("x_scale", "w_scale")))
 
     @staticmethod
     @abstractmethod
@@ -58,6 +54,9 @@ class ProjRope(DenseOperation):
         majors = layout.majors(self._samples)
         layout.check_lines(self._samples, majors)
         return GemmProblem("bfloat16", "bfloat16", "float32", majors["a"], majors["b"]), ProjRopeOptions(), majors
+
+    def _check_extents(self, metas: Sequence[Metadata]) -> None:
+        self._layout.check_heads(self._layout.extents(metas))
 
     def _spec(self, problem: GemmProblem, options: ProjRopeOptions, config: GemmConfig) -> KernelSpec:
         return proj_rope_spec(problem, options, config)
@@ -77,46 +76,16 @@ class ProjRope(DenseOperation):
         # Kernels are compiled for one scalar at least.
         return (0.0,)
 
-    def _kernels(self) -> dict[GemmConfig, Callable[..., None]]:
-        if self._layout.scaled:
-            self._widen = WIDEN.build()
-        return super()._kernels()
-
-    def _scratch_bytes(self, config: GemmConfig, extents: Extents) -> int:
-        copies = (extents.m, extents.n) if self._layout.scaled else ()
-        return super()._scratch_bytes(config, extents) + sum(ws_align(2 * rows * extents.k) for rows in copies)
-
     def _launch(self, launch: Launch, tensors: Tensors, scalars: Scalars, handle: int, stream: Any, workspace: Any) -> None:
         x, w, *rest = tensors
-        if self._layout.scaled:
-            *rest, x_scale, w_scale = rest
-            x, w = self._widened(launch, ((x, x_scale), (w, w_scale)), handle, stream, workspace)
-            launch = launch._replace(scratch_bytes=0)
         rows = w if self._layout.w_out_in else w.t()
         super()._launch(launch, (x.unsqueeze(-1), rows.unsqueeze(-1), *rest), scalars, handle, stream, workspace)
 
-    def _widened(self, launch: Launch, operands: Sequence[tuple[Any, Any]], handle: int, stream: Any, workspace: Any) -> list[Any]:
-        """(values, scales) in bfloat16, out of ``workspace`` or out of memory of the launch stream."""
+    def _reference(self, tensors: Tensors, scalars: Scalars) -> None:
         import torch
 
-        device = operands[0][0].device
-        with stream_context(stream, device), torch.no_grad():
-            if workspace is None:
-                workspace = torch.empty(launch.scratch_bytes, dtype=torch.uint8, device=device)
-            elif workspace.device != device:
-                raise ValueError(f"workspace is on {workspace.device}, needs {device}, the device of the operands")
-            carver = WorkspaceCarver(workspace, launch.scratch_bytes, type(self).__name__, align=16)
-            found = []
-            for code, scale in operands:
-                found.append(carver.take(code.numel(), torch.bfloat16).view(code.shape))
-                self._widen(code.view(torch.uint8).unsqueeze(-1), scale.unsqueeze(-1), found[-1].unsqueeze(-1), handle)
-        return found
-
-    def _reference(self, tensors: Tensors, scalars: Scalars) -> None:
         x, w, cos, sin, *outputs = tensors
-        if self._layout.scaled:
-            *outputs, x_scale, w_scale = outputs
-            x, w = widened(x, x_scale), widened(w, w_scale)
+        x, w = x.to(torch.bfloat16), w.to(torch.bfloat16)
         for target, found in zip(outputs, proj_rope_mxfp8(x, w, cos, sin, self._layout.w_out_in), strict=True):
             target.copy_(found)
 

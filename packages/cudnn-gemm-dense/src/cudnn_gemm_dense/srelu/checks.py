@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from cudnn import checks
 from cudnn.gemm_layout import Extents, Layout
 from cudnn.gemm_operation import OPERAND_DTYPES
 from cudnn.tensors import Metadata
 from cudnn_gemm_dense import scale_factors
-from cudnn_gemm_dense.scale_factors import FP4, FP8
+from cudnn_gemm_dense.scale_factors import FP4, FP8, SCALE_DTYPES
 
-SCALE_DTYPES = ("float8_e8m0fnu", "float8_e4m3fn")
 OUTPUT_DTYPES = ("float16", "bfloat16", "float32", *FP8)
 TILE_N = (64, 128, 192, 256)
 
@@ -22,7 +18,6 @@ def default_cluster(tile: tuple[int, int]) -> tuple[int, int]:
 
 
 def check_all(
-    op: str,
     layout: Layout,
     metas: dict[str, Metadata],
     scales: dict[str, Metadata] | None,
@@ -35,25 +30,22 @@ def check_all(
 
     ``metas``: of the layout's tensors by name, in order; ``hints``: tile and cluster.
     """
-    if scales is not None:
-        # Bytes stand for packed 4-bit floats in the block-scaled mode.
-        metas = {name: scale_factors.unpacked(meta) if name in ("a_tensor", "b_tensor") else meta for name, meta in metas.items()}
     values = tuple(metas.values())
     extents = layout.extents(values)
     if scales is not None:
         _check_scale_shapes(scales, extents, vec)
-    a, d = metas["a_tensor"].dtype, metas["d_tensor"].dtype
-    checks.check_dtype("a_tensor", a, OPERAND_DTYPES if scales is None else (FP4, *FP8))
-    if metas["b_tensor"].dtype != a:
-        raise ValueError(f"b_tensor: found dtype {metas['b_tensor'].dtype} while a_tensor has {a}, needs equal dtypes; cast one, under autocast by hand")
+    a, b, d = (metas[name].dtype for name in ("a_tensor", "b_tensor", "d_tensor"))
+    scale_factors.check_operands(a, [("b_tensor", b)], scales, OPERAND_DTYPES)
     checks.check_dtype("c_tensor", metas["c_tensor"].dtype, c_dtypes)
     checks.check_dtype("d_tensor", d, OUTPUT_DTYPES)
-    for name in ("prob_tensor", "dprob_tensor", "amax_tensor"):
+    for name in ("prob_tensor", "dprob_tensor", "amax_tensor", "norm_const_tensor"):
         if name in metas:
             checks.check_dtype(name, metas[name].dtype, ("float32",))
     checks.check_dtype("acc_dtype", acc_dtype, ("float32",))
     if scales is not None:
-        scale_factors.require_scales(scales, ("sfa_tensor", "sfb_tensor"))
+        # Without scale factors of operands there is only a quantised D.
+        needed = scale_factors.operand_scales(a) if "sfb_tensor" in scales or d in FP8 else ("sfa_tensor", "sfb_tensor")
+        scale_factors.require_scales(scales, needed)
         scale_factors.check_scale_dtypes(scales, ("sfa_tensor", "sfb_tensor", "sfd_tensor"), SCALE_DTYPES)
         if vec not in (16, 32):
             raise ValueError(f"sf_vec_size: found {vec}, needs 16 or 32")
@@ -69,10 +61,9 @@ def check_all(
     if max(cluster) > 4:
         raise ValueError(f"cluster_shape_mn: found {cluster}, needs entries of at most 4")
     if scales is not None:
-        _check_modes(a, scales, vec, majors)
+        scale_factors.check_modes([("sfa_tensor", a), ("sfb_tensor", b), *([("sfd_tensor", d)] if d in FP8 else [])], scales, vec)
+        scale_factors.check_fp4_majors([("a_tensor", a, majors["a"]), ("b_tensor", b, majors["b"])])
     layout.check_lines(values, majors)
-    if scales is not None:
-        raise scale_factors.not_implemented(op, scales)
     return majors
 
 
@@ -84,14 +75,3 @@ def _check_scale_shapes(scales: dict[str, Metadata], extents: Extents, vec: int)
             scale_factors.check_scale_shape(name, scales[name], rows, columns, extents.batches, vec)
     if "norm_const_tensor" in scales:
         scale_factors.check_one_value("norm_const_tensor", scales["norm_const_tensor"])
-
-
-def _check_modes(a: str, scales: dict[str, Metadata], vec: int, majors: Mapping[str, Any]) -> None:
-    scale = scales["sfa_tensor"].dtype
-    if a != FP4 and (scale != "float8_e8m0fnu" or vec != 32):
-        raise ValueError(f"sfa_tensor: found {scale} and sf_vec_size {vec} with {a} operands, needs float8_e8m0fnu and 32")
-    if a == FP4 and scale == "float8_e4m3fn" and vec == 32:
-        raise ValueError("sf_vec_size: found 32 with float8_e4m3fn scales, needs 16; or float8_e8m0fnu scales")
-    for name in ("a", "b"):
-        if a == FP4 and majors[name] != "k":
-            raise ValueError(f"{name}_tensor: found {majors[name]}-major {FP4}, needs k-major")

@@ -22,7 +22,7 @@ class SreluHooks(DenseHooks):
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"backend": self.backend, "config": self.config}
+        return {"backend": self.backend, "config": self.config, **self.more}
 
     def inputs(self, m: int, n: int, k: int, batches: int) -> dict[str, Any]:
         return {**self.operands(m, n, k, batches), "prob_tensor": torch.rand(m, 1, batches, device=self.device) + 0.5}

@@ -13,13 +13,16 @@ from cudnn.datatypes import itemsize_bits
 
 @dataclass(frozen=True)
 class SreluOptions:
-    """Dtypes (names; C None where it is not kept), the major of C and D (``"n"`` or ``"m"``: the axis with stride 1), whether there are factors per row, and the rank of amax (0: none)."""
+    """Dtypes (names; C None where it is not kept), the major of C and D (``"n"`` or ``"m"``: the axis with stride 1), whether there are factors per row, the rank of amax (0: none), and of
+    a quantised D the dtype of its scale factors and the columns for each."""
 
     c_dtype: str | None
     d_dtype: str
     out_major: str = "n"
     prob: bool = True
     amax_rank: int = 0
+    scale_dtype: str | None = None
+    scale_vec: int = 0
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -38,6 +41,8 @@ class DsreluOptions:
     out_major: str = "n"
     deterministic: bool = False
     amax_rank: int = 0
+    scale_dtype: str | None = None
+    scale_vec: int = 0
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)

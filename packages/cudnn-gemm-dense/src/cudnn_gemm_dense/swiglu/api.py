@@ -12,18 +12,19 @@ from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.cutedsl.transpose import TransposeSpec
 from cudnn.datatypes import dtype_name, torch_dtype
-from cudnn.gemm_operation import Scalars, Tensors
+from cudnn.gemm_layout import GemmLayout, Rule
+from cudnn.gemm_operation import Scalars, Tensors, pack
 from cudnn.reference import GLU_LAYOUTS
 from cudnn.tensor_desc import TensorDesc
 from cudnn.tensors import Metadata
 from cudnn.tuple_dict import TupleDict
-from cudnn.wrapper_calls import Arguments, Output, WrapperCalls, matrix_output
+from cudnn.wrapper_calls import Arguments, Output, WrapperCalls, describe, matrix_output
 from cudnn_gemm_dense.operation import DenseOperation, fitting_configs
-from cudnn_gemm_dense.scale_factors import FP8, read_scales, scale_shapes
+from cudnn_gemm_dense.scale_factors import FP8, amax_output, block_size, kernel_dtypes, read_scales, scale_output
 from cudnn_gemm_dense.swiglu.block_scaled import check_block_scaled
 from cudnn_gemm_dense.swiglu.kernel import swiglu_spec
 from cudnn_gemm_dense.swiglu.options import SwigluOptions
-from cudnn_gemm_dense.swiglu.shapes import B_PARTS, check_columns, check_glu_layout, forward_layout, named_b, rows_of_b
+from cudnn_gemm_dense.swiglu.shapes import B_PARTS, check_columns, check_glu_layout, forward_layout, named_b, named_sfb, rows_of_b
 
 if TYPE_CHECKING:
     import torch
@@ -111,12 +112,18 @@ class GemmSwiglu(DenseOperation):
         check_glu_layout(glu_layout)
         halves = named_b(sample_b, glu_layout)
         samples = [("a_tensor", sample_a), *halves, ("ab12_tensor", sample_ab12), ("c_tensor", sample_c)]
-        super().__init__(samples, forward_layout(glu_layout, compact=True), operands=1 + len(halves), backend=backend, config=config)
-        self._scales = read_scales(
-            "GemmSwiglu",
-            {"sfa_tensor": sample_sfa, "sfb_tensor": sample_sfb, "amax_tensor": sample_amax, "sfc_tensor": sample_sfc, "norm_const_tensor": sample_norm_const},
-        )
+        factors = named_sfb(sample_sfb, glu_layout)
+        scales = {"sfa_tensor": sample_sfa, **dict(factors), "amax_tensor": sample_amax, "sfc_tensor": sample_sfc, "norm_const_tensor": sample_norm_const}
+        self._scales = read_scales("GemmSwiglu", scales)
         self.sf_vec_size = checks.as_integer("sf_vec_size", sf_vec_size) if self._scales is not None else 0
+        layout = forward_layout(glu_layout, compact=True)
+        if sample_amax is not None:
+            layout = GemmLayout((*layout.rules, Rule("amax_tensor", (1,) * max(len(getattr(sample_amax, "shape", ())), 1))), compact=True)
+            samples.append(("amax_tensor", sample_amax))
+        scaled = [(i, name, t) for i, (name, t) in enumerate((("sfa_tensor", sample_sfa), *factors)) if t is not None]
+        super().__init__(
+            samples, layout, operands=1 + len(halves), scales=self._scales, scaled=scaled, sf_vec_size=self.sf_vec_size, backend=backend, config=config
+        )
         self.alpha = checks.as_scalar("alpha", alpha)
         self.acc_dtype = checks.required_dtype("acc_dtype", acc_dtype)
         self.mma_tiler_mn = checks.as_pair("mma_tiler_mn", mma_tiler_mn)
@@ -131,6 +138,7 @@ class GemmSwiglu(DenseOperation):
             "acc_dtype": self.acc_dtype,
             "mma_tiler_mn": self.mma_tiler_mn,
             "cluster_shape_mn": self.cluster_shape_mn,
+            **({"sf_vec_size": self.sf_vec_size} if self._scales is not None else {}),
             "glu_layout": self.glu_layout,
             "backend": self.backend,
             "config": self.config,
@@ -138,21 +146,20 @@ class GemmSwiglu(DenseOperation):
 
     def _check(self) -> tuple[GemmProblem, SwigluOptions, dict[str, str]]:
         metas = self._samples
+        a, b, ab12, c = (metas[i].dtype for i in (0, 1, self._operands, self._operands + 1))
+        hints = self.mma_tiler_mn, self.cluster_shape_mn
         if self._scales is not None:
-            hints = self.mma_tiler_mn, self.cluster_shape_mn
-            check_block_scaled(self._layout, metas, self._scales, self.sf_vec_size, self.acc_dtype, *hints, self.glu_layout)
-            raise NotImplementedError(
-                "gemm_swiglu: block-scaled operands (sfa_tensor, sfb_tensor, amax_tensor, sfc_tensor, norm_const_tensor) are not implemented yet; dequantise A and B to "
-                "bfloat16 and leave the scale arguments at None"
-            )
-        self._layout.extents(metas)
-        majors = self._layout.majors(metas)
-        self._check_dtypes()
-        checks.check_tile_and_cluster(self.mma_tiler_mn, self.cluster_shape_mn, tile_n=TILE_N, single_cta_cluster=True)
-        self._check_extents(metas)
-        self._layout.check_lines(metas, majors)
-        problem = GemmProblem(metas[0].dtype, metas[1].dtype, self.acc_dtype, majors["a"], majors["b"], B_PARTS[self.glu_layout])
-        return problem, SwigluOptions(metas[-2].dtype, metas[-1].dtype, majors["out"], self.glu_layout), majors
+            majors = check_block_scaled(self._layout, self._operands, metas, self._scales, self.sf_vec_size, self.acc_dtype, *hints, self.glu_layout)
+        else:
+            self._layout.extents(metas)
+            majors = self._layout.majors(metas)
+            self._check_dtypes()
+            checks.check_tile_and_cluster(*hints, tile_n=TILE_N, single_cta_cluster=True)
+            self._check_extents(metas)
+            self._layout.check_lines(metas, majors)
+        problem = GemmProblem(*kernel_dtypes(a, b, self._scales), self.acc_dtype, majors["a"], majors["b"], B_PARTS[self.glu_layout])
+        amax_rank = len(metas[self._operands + 2].shape) if "amax_tensor" in self._layout.names else 0
+        return problem, SwigluOptions(ab12, c, majors["out"], self.glu_layout, amax_rank=amax_rank), majors
 
     def _check_dtypes(self) -> None:
         a, *halves, ab12, c = (meta.dtype for meta in self._samples)
@@ -171,6 +178,7 @@ class GemmSwiglu(DenseOperation):
 
     def _check_extents(self, metas: Sequence[Metadata]) -> None:
         check_columns(rows_of_b(metas[1 : self._operands]), self.glu_layout)
+        super()._check_extents(metas)
 
     def _spec(self, problem: GemmProblem, options: SwigluOptions, config: GemmConfig) -> KernelSpec:
         return swiglu_spec(problem, options, config)
@@ -199,7 +207,7 @@ class GemmSwiglu(DenseOperation):
 
         Args:
             a_tensor, b_tensor, ab12_tensor, c_tensor: as the samples in dtype, major and kind of device; extents are free.
-            sfa_tensor, sfb_tensor, amax_tensor, sfc_tensor, norm_const_tensor: None, as the samples.
+            sfa_tensor, sfb_tensor, amax_tensor, sfc_tensor, norm_const_tensor: as the samples, or None as they were.
             alpha: factor on the product, a number on the host.
             current_stream: a CUstream, torch stream or raw handle; None is torch's current stream on the tensors' device. 0 is the legacy default stream.
                 CPU tensors have no stream, and it is not looked at.
@@ -212,25 +220,33 @@ class GemmSwiglu(DenseOperation):
         """
         if type(alpha) is not float:
             alpha = checks.as_scalar("alpha", alpha)
-        if not (sfa_tensor is sfb_tensor is amax_tensor is sfc_tensor is norm_const_tensor is None):
-            raise ValueError("sfa_tensor, sfb_tensor, amax_tensor, sfc_tensor, norm_const_tensor: found one that is given, needs None as in the samples")
+        scales = self._given(
+            {
+                "amax_tensor": amax_tensor,
+                "sfc_tensor": sfc_tensor,
+                "norm_const_tensor": norm_const_tensor,
+                "sfa_tensor": sfa_tensor,
+                "sfb_tensor": sfb_tensor,
+            }
+        )
         if self.glu_layout == "separate" or type(b_tensor) in (tuple, list):
             halves = [half for _, half in named_b(b_tensor, self.glu_layout)]
-            self._run((a_tensor, *halves, ab12_tensor, c_tensor), (alpha,), current_stream, workspace)
+            self._run((a_tensor, *halves, ab12_tensor, c_tensor, *scales), (alpha,), current_stream, workspace)
         else:
-            self._run((a_tensor, b_tensor, ab12_tensor, c_tensor), (alpha,), current_stream, workspace)
+            self._run((a_tensor, b_tensor, ab12_tensor, c_tensor, *scales), (alpha,), current_stream, workspace)
 
     def _reference(self, tensors: Tensors, scalars: Scalars) -> None:
         from cudnn_gemm_dense.swiglu.reference import run_reference
 
-        a, *halves, ab12, c = tensors
-        run_reference(a, halves if len(halves) == 2 else halves[0], ab12, c, scalars[0], glu_layout=self.glu_layout, acc_dtype=self.acc_dtype)
+        a, *halves = tensors[: self._operands]
+        ab12, c, *amax = tensors[self._operands :]
+        b = halves if len(halves) == 2 else halves[0]
+        run_reference(a, b, ab12, c, scalars[0], glu_layout=self.glu_layout, acc_dtype=self.acc_dtype, amax=amax[0] if amax else None)
 
     def _call_traced(self, tensors: Tensors, scalars: Scalars) -> None:
-        a, *halves, ab12, c = tensors
-        CALLS.execute_traced(
-            self, {"a_tensor": a, "b_tensor": tuple(halves) if len(halves) == 2 else halves[0]}, {"ab12_tensor": ab12, "c_tensor": c}, scalars[0]
-        )
+        named = pack([name.partition(" ")[0] for name in self._layout.names], tensors)
+        outputs: dict[str, Any] = {name: named.pop(name) for name in ("ab12_tensor", "c_tensor", "amax_tensor") if name in named}
+        CALLS.execute_traced(self, named, outputs, scalars[0])
 
 
 def gemm_swiglu_wrapper(
@@ -292,7 +308,9 @@ def gemm_swiglu_wrapper(
         "backend": backend,
         "config": config,
     }
-    return TupleDict(**CALLS(tensors, {"alpha": alpha}, options, stream), sfc_tensor=None, amax_tensor=None)
+    made = CALLS(tensors, {"alpha": alpha}, options, stream)
+    amax = made.pop("amax_tensor", None)
+    return TupleDict(**made, sfc_tensor=None, amax_tensor=amax)
 
 
 def _outputs(tensors: Arguments, options: Arguments) -> dict[str, Output]:
@@ -303,16 +321,17 @@ def _outputs(tensors: Arguments, options: Arguments) -> dict[str, Output]:
         checks.check_rank(name, half, "(N, K, L)")
     checks.check_major("c_major", options["c_major"])
     n = rows_of_b([half for _, half in halves])
-    return {
+    found = {
         f"{name}_tensor": matrix_output(
             (a.shape[0], columns, a.shape[2]), options["c_major"], torch_dtype(checks.required_dtype(f"{name}_dtype", options[f"{name}_dtype"]))
         )
         for name, columns in (("ab12", n), ("c", n // 2))
     }
+    amax = amax_output(tensors, found["c_tensor"], ("bfloat16",), (1, 1, 1))
+    return found if amax is None else {**found, "amax_tensor": amax}
 
 
 def _build(tensors: Arguments, outputs: Arguments, options: Arguments) -> GemmSwiglu:
-    sfc, amax = _scale_outputs(tensors, outputs, options)
     return GemmSwiglu(
         tensors["a_tensor"],
         tensors["b_tensor"],
@@ -320,25 +339,19 @@ def _build(tensors: Arguments, outputs: Arguments, options: Arguments) -> GemmSw
         outputs["c_tensor"],
         sample_sfa=tensors["sfa_tensor"],
         sample_sfb=tensors["sfb_tensor"],
-        sample_amax=amax,
-        sample_sfc=sfc,
+        sample_amax=outputs.get("amax_tensor"),
+        sample_sfc=_describe_sfc(tensors, outputs["c_tensor"], options),
         sample_norm_const=tensors["norm_const_tensor"],
         **{name: value for name, value in options.items() if name not in ("c_major", "ab12_dtype", "c_dtype")},
     )
 
 
-def _scale_outputs(tensors: Arguments, outputs: Arguments, options: Arguments) -> tuple[TensorDesc | None, TensorDesc | None]:
-    """Descriptions of SFC and amax where the published wrapper allocates them, in the block-scaled mode."""
-    a, c = tensors["a_tensor"], outputs["c_tensor"]
-    if tensors["sfa_tensor"] is None or tensors["sfb_tensor"] is None:
-        return None, None
-    if dtype_name(c.dtype) in FP8:
-        m, columns, batches = c.shape
-        shape = scale_shapes(m, columns, batches, max(checks.as_integer("sf_vec_size", options["sf_vec_size"]), 1))[1]
-        return TensorDesc("float8_e8m0fnu", shape, TensorDesc._compute_contiguous_stride(shape), tuple(range(5, -1, -1)), a.device, name="sfc_tensor"), None
-    if dtype_name(a.dtype) in ("float4_e2m1fn", "uint8") and dtype_name(c.dtype) == "bfloat16":
-        return None, TensorDesc("float32", (1,), (1,), (0,), a.device, name="amax_tensor")
-    return None, None
+def _describe_sfc(tensors: Arguments, c: TensorDesc, options: Arguments) -> TensorDesc | None:
+    """What the published wrapper allocates for the scale factors of an fp8 C, which is refused afterwards."""
+    if tensors["sfa_tensor"] is None or tensors["sfb_tensor"] is None or dtype_name(c.dtype) not in FP8:
+        return None
+    rows, columns, batches = c.shape
+    return describe(scale_output(rows, columns, batches, block_size(options["sf_vec_size"]), "float8_e8m0fnu"), "sfc_tensor", c.device)
 
 
 def _operators() -> tuple[Any, Any]:

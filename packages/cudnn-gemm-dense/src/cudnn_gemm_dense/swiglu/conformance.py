@@ -29,10 +29,12 @@ class SwigluHooks:
     backend = "auto"
     config: Mapping[str, Any] | None = None
     alpha = 1.0
+    more: Mapping[str, Any] = {}  # further arguments of class and wrapper
+    initial: Mapping[str, float] = {}
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"acc_dtype": self.acc_dtype, "glu_layout": self.glu_layout, "backend": self.backend, "config": self.config}
+        return {"acc_dtype": self.acc_dtype, "glu_layout": self.glu_layout, "backend": self.backend, "config": self.config, **self.more}
 
     def inputs(self, m: int, n: int, k: int, batches: int) -> dict[str, Any]:
         # B is scaled so that S is of unit size, where the sigmoid has its bend.
@@ -55,7 +57,8 @@ class SwigluHooks:
         return {name: (shape, compact_stride(shape, int(self.out_major == "n")), dtype) for name, (shape, dtype) in shapes.items()}
 
     def build(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> GemmSwiglu:
-        return GemmSwiglu(inputs["a_tensor"], inputs["b_tensor"], outputs["ab12_tensor"], outputs["c_tensor"], **self.options)
+        samples = {f"sample_{name.removesuffix('_tensor')}": t for name, t in {**inputs, **outputs}.items()}
+        return GemmSwiglu(**samples, **self.options)
 
     def wrapper(self, inputs: Mapping[str, Any], **options: Any) -> TupleDict:
         return gemm_swiglu_wrapper(**inputs, c_major=self.out_major, ab12_dtype=self.ab12_dtype, c_dtype=self.c_dtype, **{**self.options, **options})

@@ -18,4 +18,5 @@ def swiglu(problem: GemmProblem, options: SwigluOptions) -> Gated:
         gate_first=not interleaved,
         split=not interleaved,
         activation=options.activation,
+        amax_rank=options.amax_rank,
     )

@@ -10,13 +10,15 @@ from cudnn.datatypes import itemsize_bits
 
 @dataclass(frozen=True)
 class SwigluOptions:
-    """Output dtypes (names; AB12 None where it is not kept), the major of AB12 and C (``"n"`` or ``"m"``: the axis with stride 1), where gate and up lie, and the activation."""
+    """Output dtypes (names; AB12 None where it is not kept), the major of AB12 and C (``"n"`` or ``"m"``: the axis with stride 1), where gate and up lie, the activation, and the rank
+    of amax (0: none)."""
 
     ab12_dtype: str | None
     c_dtype: str
     out_major: str = "n"
     glu_layout: str = "interleaved32"
     activation: str = "swiglu"
+    amax_rank: int = 0
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cudnn.reference import cast, matmul, split_gate_up, swiglu
+from cudnn_gemm_dense.srelu.reference import merge_amax
 
 if TYPE_CHECKING:
     import torch
@@ -51,12 +52,22 @@ def gemm_swiglu_reference(
 
 
 def run_reference(
-    a: torch.Tensor, b: torch.Tensor | Sequence[torch.Tensor], ab12: torch.Tensor, c: torch.Tensor, alpha: float, *, glu_layout: str, acc_dtype: str
+    a: torch.Tensor,
+    b: torch.Tensor | Sequence[torch.Tensor],
+    ab12: torch.Tensor,
+    c: torch.Tensor,
+    alpha: float,
+    *,
+    glu_layout: str,
+    acc_dtype: str,
+    amax: torch.Tensor | None = None,
 ) -> None:
-    """Writes the reference, rounded, into ``ab12`` (M, N, L) and ``c`` (M, N/2, L)."""
+    """Writes the reference, rounded, into ``ab12`` (M, N, L) and ``c`` (M, N/2, L), and merges the largest magnitude of C, not rounded, into ``amax``."""
     import torch
 
     with torch.no_grad():
         s, activated = gemm_swiglu_reference(a, b, alpha, glu_layout=glu_layout, acc_dtype=acc_dtype)
         ab12.copy_(cast(s, ab12.dtype))
         c.copy_(cast(activated, c.dtype))
+        if amax is not None:
+            merge_amax(amax, activated)

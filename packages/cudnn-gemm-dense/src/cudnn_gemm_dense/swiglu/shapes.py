@@ -29,6 +29,17 @@ def named_b(b: Any, glu_layout: str) -> list[tuple[str, Any]]:
     return list(zip(B_NAMES[1], b, strict=True))
 
 
+def named_sfb(sfb: Any, glu_layout: str) -> list[tuple[str, Any]]:
+    """(name, tensor) of B's scale factors: one, or those of the pair (gate, up) where the weights are separate. ValueError where the number does not suit the layout."""
+    if glu_layout != "separate" or sfb is None:
+        if isinstance(sfb, (tuple, list)):
+            raise ValueError(f'sfb_tensor: found {len(sfb)} tensors with glu_layout="{glu_layout}", needs one')
+        return [("sfb_tensor", sfb)]
+    if not isinstance(sfb, (tuple, list)) or len(sfb) != 2:
+        raise ValueError('sfb_tensor: found one tensor with glu_layout="separate", needs the pair of scale factors of (gate, up)')
+    return [(f"sfb_tensor[{i}]", half) for i, half in enumerate(sfb)]
+
+
 def forward_layout(glu_layout: str, *, compact: bool, ab12: bool = True) -> GemmLayout:
     """Rules of A, B, AB12 and C. Whole halves of B and AB12 are boxes of memory of their own."""
     split = None if glu_layout == "interleaved32" else "n"

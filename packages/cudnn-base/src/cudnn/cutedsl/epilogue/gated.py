@@ -6,19 +6,21 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 from cudnn.cutedsl.epilogue.activation import GATED
-from cudnn.cutedsl.epilogue.op import SLAB_VALUES, Epilogue, LoadOp, StoreOp, matrix
+from cudnn.cutedsl.epilogue.op import SLAB_VALUES, Epilogue, LoadOp, StoreOp, TensorSpec, matrix
+from cudnn.cutedsl.epilogue.parts import Amax
 
 
 class Gated(Epilogue):
     """AB12 = alpha · S, and C = what the pair's gate and up give, taken of alpha · S before it is rounded.
 
     ``activation``: a name in ``GATED``. ``ab12_dtype``: None where AB12 is not kept. ``gate_first``: which of a pair's two slabs is the gate. ``split``: AB12 is [first | second], halves of its columns, instead
-    of the 32-column interleave the tile has. Scalars: alpha, then the activation's. Tensors: (AB12 (M, N, L) where kept, C (M, N/2, L)).
+    of the 32-column interleave the tile has. ``amax_rank``: as in ``Plain``, of C before it is rounded. Scalars: alpha, then the activation's. Tensors: (AB12 (M, N, L) where kept, C (M, N/2, L), amax
+    where there is one).
     """
 
     slabs = 2
 
-    def __init__(self, ab12_dtype, c_dtype, row_contiguous: bool, gate_first: bool, split: bool, activation: str = "swiglu"):
+    def __init__(self, ab12_dtype, c_dtype, row_contiguous: bool, gate_first: bool, split: bool, activation: str = "swiglu", amax_rank: int = 0):
         self.gate_first, self.split = gate_first, split
         self.activation = GATED[activation]()
         self.scalar_count = 1 + self.activation.scalar_count
@@ -29,6 +31,9 @@ class Gated(Epilogue):
             self.tensors = (matrix(ab12_dtype, row_contiguous), c)
             self.stores = (*(StoreOp(ab12_dtype, row_contiguous, 0, half) for half in ((0, 1) if split else (None,))), StoreOp(c_dtype, row_contiguous, 1))
         self.stores_per_visit = 1 if ab12_dtype is None else 3
+        if amax_rank:
+            self.parts = (Amax(len(self.tensors)),)
+            self.tensors = (*self.tensors, TensorSpec(Float32, (1,) * amax_rank))
 
     def visit(self, v) -> None:
         alpha, *scalars = v.scalars
@@ -41,6 +46,8 @@ class Gated(Epilogue):
         result = cute.make_rmem_tensor((SLAB_VALUES,), Float32)
         for r in range(SLAB_VALUES):
             result[r] = self.activation.forward(gate[r], up[r], scalars)
+        if self.parts:
+            v.parts[0].add(result)
         v.store(len(self.stores) - 1, result, v.position)
 
 

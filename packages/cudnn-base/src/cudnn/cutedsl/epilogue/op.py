@@ -61,7 +61,12 @@ class Place(NamedTuple):
 
 
 class SlabOp:
-    """One matrix (rows, columns, L) that is moved in slabs: which of the caller's tensors it is, or which half of that tensor's columns, and its layout in shared memory."""
+    """One matrix (rows, columns, L) that is moved in slabs: which of the caller's tensors it is, or which half of that tensor's columns, and its layout in shared memory.
+
+    ``box``: rows and elements of a slab.
+    """
+
+    box = SLAB
 
     def __init__(self, dtype, row_contiguous: bool, tensor: int = 0, half: int | None = None):
         self.dtype, self.row_contiguous, self.tensor, self.half = dtype, row_contiguous, tensor, half
@@ -71,7 +76,7 @@ class SlabOp:
         return slab_bytes(self.dtype.width)
 
     def smem_layout(self, slots: int = 1):
-        return layout.swizzled(self.dtype, SLAB, self.row_contiguous, slots)
+        return layout.swizzled(self.dtype, self.box, self.row_contiguous, slots)
 
     @cute.jit
     def view(self, tensors) -> cute.Tensor:
@@ -81,7 +86,7 @@ class SlabOp:
 
     def _atom(self, copy_op, matrix):
         box = cute.slice_(self.smem_layout(), (None, None, 0))
-        atom, view = cpasync.make_tiled_tma_atom(copy_op, layout.for_tma(matrix, self.row_contiguous), box, SLAB)
+        atom, view = cpasync.make_tiled_tma_atom(copy_op, layout.for_tma(matrix, self.row_contiguous), box, self.box)
         return atom, view
 
 
@@ -123,25 +128,27 @@ class _BoundSlabs(LoopInvariant):
     """Slots of one ring seen as slabs of one matrix: as a thread's registers see them, and as the copy engine does."""
 
     def __init__(self, op: SlabOp, copy_op, descriptor, rows, buffer, slots: int, slot_bytes: int, thread):
-        self.op, self.rows = op, rows
-        self.atom, view = descriptor
-        one = cute.slice_(op.smem_layout(), (None, None, 0))
+        self._bind(op, descriptor, rows, buffer, slots, slot_bytes)
         # The accumulator layout of one 64 x 32 matrix instruction names which thread holds what of a slab.
         mma = hopper_helpers.make_trivial_tiled_mma(cutlass.Float16, cutlass.Float16, OperandMajorMode.K, OperandMajorMode.K, cutlass.Float32, (1, 1, 1), SLAB)
         self.tiled_copy = cute.make_tiled_copy_C(cute.make_copy_atom(copy_op if op.dtype.width == 16 else CopyUniversalOp(), op.dtype), mma)
         self.thread_copy = self.tiled_copy.get_slice(thread)
-        self.view = view
+        self.fragment = cute.make_rmem_tensor(((2, 2, SLAB_COLUMNS // 8), 1, 1), op.dtype)
+        self.registers = self.tiled_copy.retile(self.fragment)
+
+    def _bind(self, op: SlabOp, descriptor, rows, buffer, slots: int, slot_bytes: int) -> None:
+        self.op, self.rows = op, rows
+        self.atom, self.view = descriptor
+        one = cute.slice_(op.smem_layout(), (None, None, 0))
         self.shared = []
         for slot in range(slots):
             pointer = cute.recast_ptr(buffer + slot * slot_bytes, one.inner, dtype=op.dtype)
             self.shared.append(cute.make_tensor(pointer, one.outer))
-        self.fragment = cute.make_rmem_tensor(((2, 2, SLAB_COLUMNS // 8), 1, 1), op.dtype)
-        self.registers = self.tiled_copy.retile(self.fragment)
 
     def _boxes(self, slot: int, at: tuple[Int32, Int32], column: Int32):
         """(slot, slab ``column`` of the 64 rows from ``at``, a row and a plane) as the copy engine takes them."""
         row, plane = at
-        slab = cute.local_tile(cute.domain_offset((row, 0, 0), self.view), SLAB, (0, column, plane))
+        slab = cute.local_tile(cute.domain_offset((row, 0, 0), self.view), self.op.box, (0, column, plane))
         return cpasync.tma_partition(self.atom, 0, cute.make_layout(1), cute.group_modes(self.shared[slot], 0, 2), cute.group_modes(slab, 0, 2))
 
 

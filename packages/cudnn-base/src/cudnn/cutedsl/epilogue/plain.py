@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from cutlass import Float32
+from cutlass import Float32, Uint8
 
 from cudnn.cutedsl.epilogue.op import SLAB_COLUMNS, Epilogue, LoadOp, StoreOp, TensorSpec, matrix
 from cudnn.cutedsl.epilogue.parts import Amax, ColumnVector
+from cudnn.cutedsl.epilogue.quantized import Fp4StoreOp
 
 
 class Plain(Epilogue):
     """D = alpha · S + bias + addend, and amax = max(amax, max |D before rounding|).
 
     ``addend_dtype``, ``bias_dtype``: dtype of a matrix laid out as D, and of a vector along N; None where there is none. ``amax_rank``: rank of the tensor of one float32 that keeps the largest
-    magnitude, 0 where there is none; not with a bias. Scalars: (alpha,). Tensors: D (M, N, L), then addend (M, N, L), bias (N,) or where ``bias_rank`` is 2 (N, L), amax, as far as they are there.
+    magnitude, 0 where there is none; not with a bias. A 4-bit D is (M, N/2, L) bytes. Scalars: (alpha,). Tensors: D (M, N, L), then addend (M, N, L), bias (N,) or where ``bias_rank`` is 2 (N, L), amax, as far as they are there.
     """
 
     scalar_count = 1
@@ -20,8 +21,12 @@ class Plain(Epilogue):
     def __init__(self, d_dtype, row_contiguous: bool, addend_dtype=None, bias_dtype=None, bias_rank: int = 1, amax_rank: int = 0):
         if bias_dtype is not None and amax_rank:
             raise ValueError("Plain: a bias and amax exclude each other; rows that do not exist would count with the bias alone")
-        tensors = [matrix(d_dtype, row_contiguous)]
-        self.stores = (StoreOp(d_dtype, row_contiguous),)
+        if d_dtype.width == 4:
+            if not row_contiguous:
+                raise ValueError("Plain: 4-bit outputs are contiguous along a row")
+            tensors, self.stores = [matrix(Uint8, True, "n/2")], (Fp4StoreOp(),)
+        else:
+            tensors, self.stores = [matrix(d_dtype, row_contiguous)], (StoreOp(d_dtype, row_contiguous),)
         self.bias = self.amax = None
         parts = []
         if addend_dtype is not None:

@@ -1,0 +1,262 @@
+"""What the kernels of block-scaled problems are given, on a device that is not there: they compute with plain torch."""
+
+from __future__ import annotations
+
+import itertools
+import types
+
+import pytest
+import torch
+
+from cudnn.block_scale import FORMATS, FP4, ScaleLayout, format_of
+from cudnn.cutedsl.compile import KernelSpec
+from cudnn.cutedsl.dequantize import DequantizeSpec
+from cudnn.fp4 import encode_e2m1, pack_fp4
+from cudnn.reference import cast, dequantize_operand
+from cudnn.testing.conformance import GemmConformance, same_bits
+from cudnn_gemm_dense.amax import api as amax_api
+from cudnn_gemm_dense.amax.conformance import AmaxHooks
+from cudnn_gemm_dense.conformance_scaled import QuantizedHooks, ScaledHooks, ScaledSwigluHooks
+from cudnn_gemm_dense.dsrelu import api as dsrelu_api
+from cudnn_gemm_dense.dsrelu.conformance import DsreluHooks
+from cudnn_gemm_dense.gemm import api as gemm_api
+from cudnn_gemm_dense.gemm.conformance import GemmHooks
+from cudnn_gemm_dense.gemm.reference import gemm_reference
+from cudnn_gemm_dense.srelu import api as srelu_api
+from cudnn_gemm_dense.srelu.conformance import SreluHooks
+from cudnn_gemm_dense.srelu.outputs import quantize_rows
+from cudnn_gemm_dense.srelu.reference import gemm_dsrelu_reference, gemm_srelu_reference, merge_amax
+from cudnn_gemm_dense.swiglu import api as swiglu_api
+from cudnn_gemm_dense.swiglu.reference import run_reference
+
+HOOKS = {"gemm": GemmHooks, "amax": AmaxHooks, "srelu": SreluHooks, "dsrelu": DsreluHooks, "swiglu": None}
+
+
+def case(op: str, quantized: bool = False, **attributes):
+    bases = (ScaledSwigluHooks,) if op == "swiglu" else (ScaledHooks, *((QuantizedHooks,) if quantized else ()), HOOKS[op])
+    hooks = type(op, (*bases, GemmConformance), {})()
+    for name, value in attributes.items():
+        setattr(hooks, name, value)
+    return hooks
+
+
+@pytest.fixture
+def log(pretend, monkeypatch, fresh):
+    """Yields what was built and what ran."""
+    found = types.SimpleNamespace(built=[], ran=[])
+
+    def build(spec):
+        found.built.append(spec)
+
+        def kernel(operands, others, scalars, clusters, handle):
+            assert clusters == spec.config.resident_clusters(132) and handle == 0
+            found.ran.append((spec, operands))
+            dtypes = (spec.problem.a_dtype, *[spec.problem.b_dtype] * (len(operands) - 1))
+            for t, dtype, major in zip(operands, dtypes, (spec.problem.a_major, *[spec.problem.b_major] * (len(operands) - 1)), strict=True):
+                assert t.stride(1 if major == "k" else 0) == 1 and str(t.dtype) == f"torch.{dtype}" and t.data_ptr() % 16 == 0
+            KERNELS[spec.op](spec.options, operands, others, scalars)
+
+        return kernel
+
+    def build_dequantize(spec):
+        found.built.append(spec)
+
+        def kernel(source, scales, target, handle):
+            assert source.dtype == scales.dtype == torch.uint8 and scales.dim() == 1 and handle == 0 and scales.data_ptr() % 16 == 0
+            inner = 1 if spec.k_major else 0
+            assert source.stride(inner) == target.stride(inner) == 1 and all(
+                t.stride(axis) * t.itemsize % 16 == 0 for t in (source, target) for axis in (1 - inner, 2)
+            )
+            found.ran.append((spec, (source, target)))
+            rows, columns, batches = target.shape
+            layout = ScaleLayout(rows, columns, batches, spec.vec)
+            assert scales.numel() == layout.entries
+            factors = scales.view(getattr(torch, spec.scale)).as_strided(layout.physical_shape, layout.physical_stride)
+            data = source if spec.element == FP4 else source.view(getattr(torch, spec.element))
+            target.copy_(dequantize_operand(data, factors, spec.vec))
+
+        return kernel
+
+    monkeypatch.setattr(KernelSpec, "build", build)
+    monkeypatch.setattr(DequantizeSpec, "build", build_dequantize)
+    fresh(*(api.CALLS for api in (amax_api, dsrelu_api, gemm_api, srelu_api, swiglu_api)))
+    return found
+
+
+def plain(options, operands, others, scalars):
+    d = gemm_reference(*operands, scalars[0])
+    if options.d_dtype == FP4:
+        assert others[0].dtype == torch.uint8
+        others[0].copy_(pack_fp4(encode_e2m1(d), 1))
+    else:
+        others[0].copy_(cast(d, others[0].dtype))
+    if options.amax_rank:
+        merge_amax(others[1], d)
+
+
+def finish(options, y, d, rest):
+    if options.amax_rank:
+        merge_amax(rest.pop(0), y)
+    if options.scale_dtype is None:
+        d.copy_(cast(y, d.dtype))
+        return
+    factors, norm = rest[:2]
+    assert factors.dtype == torch.uint8 and factors.dim() == 1 and norm.shape == (1,)
+    quantize_rows(y, d, factors.view(getattr(torch, options.scale_dtype)), norm, options.scale_vec)
+
+
+def srelu(options, operands, others, scalars):
+    c, d, prob, *rest = others
+    s, y = gemm_srelu_reference(*operands, prob, scalars[0])
+    c.copy_(cast(s, c.dtype))
+    finish(options, y, d, rest)
+
+
+def dsrelu(options, operands, others, scalars):
+    c, d, prob, dprob, *rest = others
+    y, sums = gemm_dsrelu_reference(*operands, c, prob, scalars[0])
+    dprob.add_(sums)
+    finish(options, y, d, rest)
+
+
+def swiglu(options, operands, others, scalars):
+    a, *b = operands
+    ab12, c, *amax = others
+    assert len(amax) == bool(options.amax_rank)
+    layout = {"glu_layout": options.glu_layout, "acc_dtype": "float32"}
+    run_reference(a, b if len(b) == 2 else b[0], ab12, c, scalars[0], **layout, amax=amax[0] if amax else None)
+
+
+KERNELS = {"gemm": plain, "gemm_amax": plain, "gemm_srelu": srelu, "gemm_dsrelu": dsrelu, "gemm_swiglu": swiglu}
+
+
+def is_right(hooks, inputs, outputs) -> None:
+    reference, baseline = hooks.reference(inputs), hooks.baseline(inputs)
+    for name, t in reference.items():
+        error, allowed = (torch.linalg.vector_norm(x.double() - t.double()) for x in (outputs[name], baseline[name]))
+        assert error <= 2 * allowed + 2**-20 * torch.linalg.vector_norm(t.double()), name
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["both", "weights"])
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("op", HOOKS)
+def test_operands_reach_the_kernel_in_bfloat16(log, op, kind, mixed):
+    """One converting kernel for each quantised operand, in its own order of axes, into scratch memory of the size that the formula says; the GEMM is the one that 16-bit operands have."""
+    majors = ["kk"] if FORMATS[kind].element == FP4 else ["kk", "mn"]
+    for (a_major, b_major), batches in itertools.product(majors, (1, 2)):
+        hooks = case(op, format=kind, mixed=mixed, a_major=a_major, b_major=b_major)
+        extents = (48, 192, 96, batches)
+        inputs, outputs = hooks.inputs(*extents), {}
+        for name, (shape, stride, dtype) in hooks.output_layouts(*extents).items():
+            outputs[name] = torch.empty_strided(shape, stride, dtype=dtype).fill_(hooks.initial.get(name, 0.0))
+        operation = hooks.build(inputs, outputs)
+        log.ran.clear()
+        operation(**inputs, **outputs)
+        is_right(hooks, inputs, outputs)
+        conversions, (spec, operands) = [spec for spec, _ in log.ran[:-1]], log.ran[-1]
+        expected = [("n", b_major)] if mixed else [("m", a_major), ("n", b_major)]
+        assert [(one.element, one.scale, one.vec, one.target, one.k_major) for one in conversions] == [
+            (FORMATS[kind].element, FORMATS[kind].scale, FORMATS[kind].vec, "bfloat16", major == "k") for _, major in expected
+        ]
+        assert (spec.problem.a_dtype, spec.problem.b_dtype, spec.problem.a_major, spec.problem.b_major) == ("bfloat16", "bfloat16", a_major, b_major)
+        assert operands[0].data_ptr() == inputs["a_tensor"].data_ptr() or not mixed
+        hooks.device = "nowhere"
+        partials = (
+            0
+            if op != "dsrelu"
+            else max(operation._scratch_bytes(c, operation._layout.extents(operation._samples)) for c in operation._compiled_kernel)
+            - hooks.scratch_bytes(*extents)
+        )
+        assert operation.workspace_bytes() == hooks.scratch_bytes(*extents) + partials
+
+
+@pytest.mark.parametrize("op", ["srelu", "dsrelu"])
+@pytest.mark.parametrize("major", ["n", "m"])
+def test_quantised_outputs_reach_the_kernel_as_bytes(log, op, major):
+    """Both forms of scale factors, and any rank of norm_const: the kernel finds them by address, dtype and extents."""
+    for logical, rank in itertools.product((True, False), (1, 3)):
+        hooks = case(op, quantized=True, out_major=major, norm=2.5)
+        extents = (144, 160, 64, 2)
+        inputs = hooks.inputs(*extents)
+        inputs["norm_const_tensor"] = inputs["norm_const_tensor"].view((1,) * rank)
+        outputs = {name: t.clone() for name, t in hooks.outputs(*extents).items()}
+        if not logical:
+            outputs["sfd_tensor"] = outputs["sfd_tensor"].permute(5, 2, 4, 0, 1, 3)
+            assert outputs["sfd_tensor"].is_contiguous()
+        operation = hooks.build(inputs, outputs)
+        operation(**inputs, **outputs)
+        hooks.compare = lambda *_: None
+        hooks.check(inputs, outputs)
+        spec, _ = log.ran[-1]
+        assert (spec.options.scale_dtype, spec.options.scale_vec) == ("float8_e8m0fnu", 32)
+
+
+def test_a_call_like_an_earlier_one_goes_straight_to_the_kernels(log):
+    """The wrapper's second call of the same shapes checks nothing again, and converts again."""
+    for op, attributes in (("gemm", {"mixed": True}), ("srelu", {"quantized": True}), ("swiglu", {"format": "nvfp4"}), ("amax", {"format": "mxfp4"})):
+        hooks = case(op, **attributes)
+        inputs = hooks.inputs(48, 192, 96, 1)
+        first = hooks.wrapper(inputs)
+        calls = {"gemm": gemm_api, "srelu": srelu_api, "swiglu": swiglu_api, "amax": amax_api}[op].CALLS
+        plan = next(reversed(calls._plans.values()))
+        for _ in range(3):
+            count = len(log.ran)
+            again = hooks.wrapper(inputs)
+            assert len(log.ran) - count == (2 if hooks.mixed else 3)
+            assert all(t is None or same_bits(t, first[name]) for name, t in again.items())
+        assert plan.repeat is not None
+
+
+def test_float16_activations_make_float16_weights(log):
+    hooks = case("gemm", format="mxfp8", mixed=True)
+    inputs = hooks.inputs(48, 64, 96, 1)
+    inputs["a_tensor"] = inputs["a_tensor"].half()
+    d = gemm_api.gemm_wrapper(**inputs, d_dtype="float32")["d_tensor"]
+    assert log.ran[0][0].target == "float16" and log.ran[1][0].problem.a_dtype == log.ran[1][0].problem.b_dtype == "float16"
+    torch.testing.assert_close(d.double(), hooks.product(inputs), rtol=1e-5, atol=1e-4)
+
+
+def test_packed_outputs(log):
+    """Decided for the published gap: the wrapper's 4-bit C is packed, and what a class writes is the same."""
+    hooks = case("amax", format="nvfp4", c_dtype=torch.float4_e2m1fn_x2)
+    inputs = hooks.inputs(48, 64, 96, 2)
+    found = hooks.wrapper(inputs)
+    assert found["c_tensor"].shape == (48, 32, 2) and found["c_tensor"].stride() == (32, 1, 48 * 32) and found["c_tensor"].dtype == torch.float4_e2m1fn_x2
+    exact = hooks.product(inputs)
+    assert torch.equal(found["c_tensor"].view(torch.uint8), pack_fp4(encode_e2m1(exact.float()), 1).view(torch.uint8))
+    for dtype in (torch.float4_e2m1fn_x2, torch.uint8):
+        c, amax = torch.zeros(2, 48, 32, dtype=torch.uint8).permute(1, 2, 0).view(dtype), torch.full((1, 1, 1), float("-inf"))
+        samples = {f"sample_{name.removesuffix('_tensor')}": t for name, t in inputs.items()}
+        amax_api.GemmAmax(**samples, sample_c=c, sample_amax=amax, sf_vec_size=16)(**inputs, c_tensor=c, amax_tensor=amax)
+        assert torch.equal(c.view(torch.uint8), found["c_tensor"].view(torch.uint8)) and torch.equal(amax, found["amax_tensor"])
+
+
+def test_bytes_stand_for_packed_operands(log):
+    hooks = case("gemm", format="mxfp4")
+    inputs = hooks.inputs(48, 64, 96, 1)
+    expected = hooks.wrapper(inputs)["d_tensor"]
+    bytes_ = {name: t.view(torch.uint8) if name in ("a_tensor", "b_tensor") else t for name, t in inputs.items()}
+    assert same_bits(hooks.wrapper(bytes_)["d_tensor"], expected)
+
+
+def test_what_a_call_may_not_change(log):
+    hooks = case("gemm", format="mxfp8")
+    inputs, d = hooks.inputs(48, 64, 96, 1), torch.zeros(48, 64, 1, dtype=torch.bfloat16)
+    operation = hooks.build(inputs, {"d_tensor": d})
+    operation.compile()
+    for name in ("sfa_tensor", "sfb_tensor"):
+        with pytest.raises(ValueError, match=f"{name}: found None, needs one as in the samples"):
+            operation.execute(**{**inputs, name: None}, d_tensor=d)
+        buffer = torch.zeros(ScaleLayout(128, 96, 1, 32).entries + 16, dtype=torch.uint8)
+        start = (-buffer.data_ptr()) % 16 + 8
+        moved = buffer[start : start + 512].view(torch.float8_e8m0fnu).view(1, 1, 1, 32, 4, 4)
+        with pytest.raises(ValueError, match=rf"{name}.*needs 16-byte alignment"):
+            operation.execute(**{**inputs, name: moved}, d_tensor=d)
+        with pytest.raises(ValueError, match=f"{name}: found shape"):
+            operation.execute(**{**inputs, name: inputs[name].repeat(1, 1, 2, 1, 1, 1)}, d_tensor=d)
+        with pytest.raises(ValueError, match=f"{name}: found dtype float8_e4m3fn, needs float8_e8m0fnu"):
+            operation.execute(**{**inputs, name: inputs[name].view(torch.float8_e4m3fn)}, d_tensor=d)
+    with pytest.raises(ValueError, match="a_tensor: found K = 88"):
+        short = {name: t[:, :88] if name in ("a_tensor", "b_tensor") else t for name, t in inputs.items()}
+        operation.execute(**short, d_tensor=d)
+    assert format_of("float8_e4m3fn", "float8_e8m0fnu", 32) is FORMATS["mxfp8"]

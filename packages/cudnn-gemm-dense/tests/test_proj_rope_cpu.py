@@ -242,6 +242,9 @@ def test_mxfp8_operands_are_their_products_with_the_scales():
         inputs["x_code"], inputs["w_code"].t(), inputs["cos"], inputs["sin"], inputs["x_scale"], inputs["w_scale"].t().contiguous(), w_out_in=False
     )
     assert all(same_bits(turned[name], t) for name, t in expected.items())
+    layer = torch.compile(lambda *tensors: gemm_proj_rope_mxfp8_wrapper(*tensors, w_out_in=False)["out_scales_col"] + 1, fullgraph=True, backend="eager")
+    traced = layer(inputs["x_code"], inputs["w_code"].t(), inputs["cos"], inputs["sin"], inputs["x_scale"], inputs["w_scale"].t().contiguous())
+    assert torch.equal(traced, expected["out_scales_col"] + 1)
 
 
 def test_every_code_and_scale_widens_exactly():

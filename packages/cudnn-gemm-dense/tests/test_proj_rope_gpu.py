@@ -199,6 +199,21 @@ def test_mxfp8_operands_in_a_graph():
         assert_same(found.values(), hooks.wrapper(fresh).values())
 
 
+def test_weights_are_turned_on_the_launch_stream():
+    """The current stream is held back: what waits for it would come too late."""
+    hooks = ProjRopeMxfp8Hooks()
+    hooks.device = "cuda"
+    inputs = hooks.inputs(256, 192 * 8, 1536, 1)
+    expected = hooks.wrapper(inputs)
+    w, w_scale = (inputs[name].t().contiguous() for name in ("w_code", "w_scale"))
+    torch.cuda.synchronize()
+    for side in (torch.cuda.Stream(), torch.cuda.Stream().cuda_stream):
+        torch.cuda._sleep(10**8)
+        found = gemm_proj_rope_mxfp8_wrapper(inputs["x_code"], w, inputs["cos"], inputs["sin"], inputs["x_scale"], w_scale, False, side)
+        torch.cuda.synchronize()
+        assert_same(found.values(), expected.values())
+
+
 @pytest.mark.parametrize("config", SCHEDULES, ids=str)
 def test_a_thousand_repeats_are_equal_in_every_bit(config):
     hooks = ProjRopeHooks()

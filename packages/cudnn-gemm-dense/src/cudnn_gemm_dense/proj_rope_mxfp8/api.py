@@ -11,6 +11,7 @@ from cudnn.cutedsl.dequantize import DequantizeSpec
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.datatypes import dtype_name, torch_dtype
+from cudnn.streams import contiguous_on_stream
 from cudnn.tuple_dict import TupleDict
 from cudnn.wrapper_calls import Arguments, Output, WrapperCalls
 from cudnn_gemm_dense.proj_rope_mxfp8.lanes import BLOCK, BLOCKS, HEAD
@@ -285,7 +286,8 @@ def gemm_proj_rope_mxfp8_wrapper(
         for name, t in (("w", w), ("w_scale", w_scale)):
             if not isinstance(t, torch.Tensor) or t.dim() != 2:
                 raise ValueError(f"{name}: found {tuple(t.shape) if isinstance(t, torch.Tensor) else type(t).__name__}, needs a torch tensor with two axes")
-        w, w_scale = w.t().contiguous(), w_scale.t().contiguous()
+        # torch.compile traces no streams.
+        w, w_scale = (t.t().contiguous() if stream is None else contiguous_on_stream(t.t(), stream) for t in (w, w_scale))
     return TupleDict(**MXFP8_CALLS({"x_code": x, "x_scale": x_scale, "w_code": w, "w_scale": w_scale, "cos": cos, "sin": sin}, {}, options, stream))
 
 

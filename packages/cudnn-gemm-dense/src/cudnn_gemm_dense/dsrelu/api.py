@@ -322,10 +322,10 @@ gemm_dsrelu_wrapper_sm100 = gemm_dsrelu_wrapper
 
 
 def precompile_specs() -> list[KernelSpec]:
-    """The kernels worth having before the first call: 16-bit products of row-major tensors, both ways to sum dprob."""
+    """The kernels worth having before the first call: 16-bit products of row-major tensors, which those of block-scaled ones are as well, both ways to sum dprob, and D quantised to MXFP8."""
     found = []
-    for dtype, deterministic in product(("float16", "bfloat16"), (False, True)):
-        options = DsreluOptions(dtype, dtype, deterministic=deterministic)
-        problem = GemmProblem(dtype, dtype)
+    choices = [DsreluOptions(dtype, dtype, deterministic=deterministic) for dtype, deterministic in product(("float16", "bfloat16"), (False, True))]
+    for options in (*choices, DsreluOptions("bfloat16", "float8_e4m3fn", scale_dtype="float8_e8m0fnu", scale_vec=32)):
+        problem = GemmProblem(options.c_dtype, options.c_dtype)
         found += [dsrelu_spec(problem, options, config) for config in fitting_configs(problem, options.footprint)]
     return found

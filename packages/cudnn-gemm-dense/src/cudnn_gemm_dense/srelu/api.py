@@ -300,10 +300,13 @@ gemm_srelu_wrapper_sm100 = gemm_srelu_wrapper
 
 
 def precompile_specs() -> list[KernelSpec]:
-    """The kernels worth having before the first call: 16-bit products of row-major tensors."""
+    """The kernels worth having before the first call: 16-bit products of row-major tensors, which those of block-scaled ones are as well, and D quantised to MXFP8."""
     found = []
     for dtype in ("float16", "bfloat16"):
         problem = GemmProblem(dtype, dtype)
-        for options in (SreluOptions(dtype, dtype), SreluOptions(None, dtype, prob=False), SreluOptions(dtype, dtype, prob=False)):
+        choices = [SreluOptions(dtype, dtype), SreluOptions(None, dtype, prob=False), SreluOptions(dtype, dtype, prob=False)]
+        if dtype == "bfloat16":
+            choices.append(SreluOptions(dtype, "float8_e4m3fn", scale_dtype="float8_e8m0fnu", scale_vec=32))
+        for options in choices:
             found += [srelu_spec(problem, options, config) for config in fitting_configs(problem, options.footprint)]
     return found

@@ -390,5 +390,7 @@ def precompile_specs() -> list[KernelSpec | TransposeSpec]:
         add("float8_e4m3fn", ("bfloat16", "bfloat16"), layout)
     for dtype in ("float16", *FP8):
         add(dtype, ("float16", "float16"), "interleaved32", acc_dtype="float16")
+    # 4-bit operands, which reach the kernel in bfloat16.
+    cases.append((GemmProblem("bfloat16", "bfloat16"), SwigluOptions("bfloat16", "bfloat16", amax_rank=3)))
     kernels = [swiglu_spec(problem, options, config) for problem, options in dict.fromkeys(cases) for config in fitting_configs(problem, options.footprint)]
     return [*kernels, *(TransposeSpec(dtype) for dtype in (*FP8, "float32"))]

@@ -7,8 +7,6 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from cudnn import checks
-from cudnn.block_scale import FORMATS
-from cudnn.cutedsl.dequantize import DequantizeSpec
 from cudnn.cutedsl.epilogue.size import Footprint
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
@@ -306,10 +304,9 @@ def _operators() -> tuple[Any, Any]:
 CALLS = WrapperCalls("gemm", gemm_wrapper, Gemm, _outputs, _build, _operators)
 
 
-def precompile_specs() -> list[KernelSpec | DequantizeSpec]:
-    """The kernels worth having before the first call: 16-bit products in every arrangement of operands, as linear layers and their gradients use them, and what stands in front of all products of
-    block-scaled operands."""
-    found: list[KernelSpec | DequantizeSpec] = []
+def precompile_specs() -> list[KernelSpec]:
+    """The kernels worth having before the first call: 16-bit products in every arrangement of operands, as linear layers and their gradients use them."""
+    found = []
     for dtype in ("float16", "bfloat16"):
         cases = [(majors, GemmOptions(dtype)) for majors in product("km", "kn")]
         cases += [
@@ -320,7 +317,4 @@ def precompile_specs() -> list[KernelSpec | DequantizeSpec]:
         for (a_major, b_major), options in cases:
             problem = GemmProblem(dtype, dtype, "float32", a_major, b_major)
             found += [gemm_spec(problem, options, config) for config in fitting_configs(problem, options.footprint)]
-    found += [
-        DequantizeSpec(fmt.element, fmt.scale, fmt.vec, k_major=k_major) for fmt in FORMATS.values() for k_major in (True, False) if k_major or fmt.packed == 1
-    ]
     return found

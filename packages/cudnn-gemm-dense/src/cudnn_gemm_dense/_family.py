@@ -54,7 +54,7 @@ FAMILY = Family(
         },
         "torch": {"SwigluMLP": "cudnn_gemm_dense.mlp.module:SwigluMLP"},
     },
-    operations=tuple(f"cudnn_gemm_dense.{op}.api" for op in sorted((*_OPERATIONS, "mlp"))),
+    operations=tuple(f"cudnn_gemm_dense.{op}.api" for op in sorted((*_OPERATIONS, "block_scaled", "mlp"))),
     archs=("sm_90a",),
     doc="dense/gemm_swiglu.md",
 )

@@ -9,6 +9,7 @@ from cudnn_gemm_dense.amax.conformance import AmaxHooks
 from cudnn_gemm_dense.dsrelu.conformance import DsreluHooks
 from cudnn_gemm_dense.dswiglu.conformance import DswigluHooks
 from cudnn_gemm_dense.gemm.conformance import GemmHooks
+from cudnn_gemm_dense.proj_rope_mxfp8.conformance import ProjRopeHooks, ProjRopeMxfp8Hooks
 from cudnn_gemm_dense.srelu.conformance import SreluHooks
 
 
@@ -83,3 +84,16 @@ class TestDswigluConcatenated(DswigluHooks, GemmConformance):
 class TestDswigluSeparate(DswigluHooks, GemmConformance):
     glu_layout = "separate"
     n_step = 8
+
+
+class TestProjRope(ProjRopeHooks, GemmConformance):
+    pass
+
+
+class TestProjRopeInOut(ProjRopeHooks, GemmConformance):
+    w_out_in = False
+
+
+class TestProjRopeMxfp8(ProjRopeMxfp8Hooks, GemmConformance):
+    # torch cannot fill or compare fp8 parameters as these tests do.
+    test_parameters_that_require_grad = None

@@ -203,7 +203,7 @@ def test_bound_to_dtypes_and_majors_and_not_to_extents():
         ({"n": 96}, "b_tensor: found N = 96 rows"),
         ({"k": 36}, "a_tensor: found K = 36 contiguous bfloat16 elements"),
         ({"sfa_tensor": torch.ones(1)}, "sfa_tensor: found one, needs None"),
-        ({"norm_const_tensor": torch.ones(1)}, "norm_const_tensor: found one that is given"),
+        ({"norm_const_tensor": torch.ones(1)}, "norm_const_tensor: found one, needs None"),
         ({"a_tensor": torch.zeros(24, 48).bfloat16()}, r"a_tensor: found shape \(24, 48\), needs three axes"),
         ({"a_tensor": None}, "GemmSwiglu.execute: a_tensor is None, needs a torch tensor"),
     ):

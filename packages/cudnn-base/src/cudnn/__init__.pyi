@@ -19,6 +19,9 @@ from cudnn_gemm_dense.dswiglu.api import GemmDswiglu as GemmDswiglu
 from cudnn_gemm_dense.dswiglu.api import gemm_dswiglu_wrapper as gemm_dswiglu_wrapper
 from cudnn_gemm_dense.gemm.api import Gemm as Gemm
 from cudnn_gemm_dense.gemm.api import gemm_wrapper as gemm_wrapper
+from cudnn_gemm_dense.proj_rope_mxfp8.api import GemmProjRopeMxfp8Bf16In as GemmProjRopeMxfp8Bf16In
+from cudnn_gemm_dense.proj_rope_mxfp8.api import GemmProjRopeMxfp8Mxfp8In as GemmProjRopeMxfp8Mxfp8In
+from cudnn_gemm_dense.proj_rope_mxfp8.api import gemm_proj_rope_mxfp8_wrapper as gemm_proj_rope_mxfp8_wrapper
 from cudnn_gemm_dense.srelu.api import GemmSrelu as GemmSrelu
 from cudnn_gemm_dense.srelu.api import gemm_srelu_wrapper as gemm_srelu_wrapper
 from cudnn_gemm_dense.swiglu.api import GemmSwiglu as GemmSwiglu
@@ -81,6 +84,8 @@ DiscreteGroupedGemmDswigluSm100 = DiscreteGroupedGemmDswiglu
 DiscreteGroupedGemmSwigluSm100 = DiscreteGroupedGemmSwiglu
 GemmAmaxSm100 = GemmAmax
 GemmDsreluSm100 = GemmDsrelu
+GemmProjRopeMxfp8Bf16InSm100 = GemmProjRopeMxfp8Bf16In
+GemmProjRopeMxfp8Mxfp8InSm100 = GemmProjRopeMxfp8Mxfp8In
 GemmSreluSm100 = GemmSrelu
 GemmSwigluSm100 = GemmSwiglu
 GroupedGemmDgluSm100 = GroupedGemmDglu
@@ -91,6 +96,7 @@ discrete_grouped_gemm_dswiglu_wrapper_sm100 = discrete_grouped_gemm_dswiglu_wrap
 discrete_grouped_gemm_swiglu_wrapper_sm100 = discrete_grouped_gemm_swiglu_wrapper
 gemm_amax_wrapper_sm100 = gemm_amax_wrapper
 gemm_dsrelu_wrapper_sm100 = gemm_dsrelu_wrapper
+gemm_proj_rope_mxfp8_wrapper_sm100 = gemm_proj_rope_mxfp8_wrapper
 gemm_srelu_wrapper_sm100 = gemm_srelu_wrapper
 gemm_swiglu_wrapper_sm100 = gemm_swiglu_wrapper
 get_grouped_gemm_wgrad_workspace_size_sm100 = get_grouped_gemm_wgrad_workspace_size

@@ -286,8 +286,9 @@ class GemmOperation(APIBase):
             a = i == 0
             dtype = problem.a_dtype if a else problem.b_dtype
             if i in scaled:
-                scales = self._samples[scaled[i].scale].dtype
-                found.append(Converted(i, scaled[i].scale, self._samples[i].dtype, scales, scaled[i].vec, dtype, majors["a" if a else "b"] == "k"))  # type: ignore[arg-type]
+                one = scaled[i]
+                scales, k_major = self._samples[one.scale].dtype, majors["a" if a else "b"] == "k"
+                found.append(Converted(i, one.scale, self._samples[i].dtype, scales, one.vec, dtype, k_major, one.plain))  # type: ignore[arg-type]
             elif (problem.a_major if a else problem.b_major) != "k" and itemsize_bits(dtype) != 16:
                 found.append(Transposed(i, dtype))
         return tuple(found)
@@ -386,7 +387,7 @@ class GemmOperation(APIBase):
             self._check_devices(tensors)
             launch.otherwise(tensors, scalars, stream)
             return
-        aligned = (*self._layout.matrices, *[one.scale for one in self._scaled])
+        aligned = (*self._layout.matrices, *[one.scale for one in self._scaled if not one.plain])
         addresses = 0
         for i in aligned:
             addresses |= tensors[i].data_ptr()
@@ -459,7 +460,9 @@ class GemmOperation(APIBase):
         check_same_device(list(zip(self._layout.names, tensors, strict=True)))
         kind, found = DEVICES[self._bound.selected], metadata(tensors[0]).device_type  # type: ignore[union-attr]
         if found != kind and self.backend != "reference":
-            raise ValueError(f"a_tensor is on {found}, needs {kind}, which the object was compiled for; move the tensors, or compile another object")
+            raise ValueError(
+                f"{self._layout.names[0]} is on {found}, needs {kind}, which the object was compiled for; move the tensors, or compile another object"
+            )
 
     def _launch_for(self, extents: Extents, device_index: int | None) -> Launch:
         if 0 in (extents.m, extents.n, extents.batches):

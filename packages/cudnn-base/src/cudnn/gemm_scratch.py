@@ -15,11 +15,12 @@ from cudnn.workspace import WorkspaceCarver
 
 
 class Scaled(NamedTuple):
-    """An operand that comes with scale factors. ``operand``, ``scale``: which of the call's tensors it and they are; ``vec``: elements along K for each factor."""
+    """An operand that comes with scale factors. ``operand``, ``scale``: which of the call's tensors it and they are; ``vec``: elements along K for each factor. ``plain``: factors are (rows, K / vec) and the operand is (rows, K), instead of (rows, K, L) and the blocked layout."""
 
     operand: int
     scale: int
     vec: int
+    plain: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Transposed:
 @dataclass(frozen=True)
 class Converted:
     """Operand number ``operand`` times its scale factors, tensor number ``scale``, in ``target`` (a 16-bit dtype) and in the same order of axes. ``dtype``, ``scale_dtype``: names; ``vec``: elements along K
-    for each factor."""
+    for each factor; ``plain``: as in ``Scaled``."""
 
     operand: int
     scale: int
@@ -58,10 +59,13 @@ class Converted:
     vec: int
     target: str
     k_major: bool
+    plain: bool = False
 
     @property
     def spec(self) -> DequantizeSpec:
-        return DequantizeSpec(self.dtype, E8M0 if self.scale_dtype == "int8" else self.scale_dtype, self.vec, self.target, self.k_major)
+        return DequantizeSpec(
+            self.dtype, E8M0 if self.scale_dtype in ("int8", "uint8") else self.scale_dtype, self.vec, self.target, self.k_major, not self.plain
+        )
 
     def bytes(self, rows: int, k: int, batches: int) -> int:
         """As ``Transposed.bytes``."""
@@ -73,14 +77,16 @@ class Converted:
         source = as_bytes(tensors[self.operand])
         rows, k, batches = source.shape
         target = _lines(carver, (rows, k * 2 if self.dtype == FP4 else k, batches), torch_dtype(self.target), 16, self.k_major)
-        kernel(source, dense_bytes(tensors[self.scale]), target, handle)
+        kernel(source, tensors[self.scale].unsqueeze(-1) if self.plain else dense_bytes(tensors[self.scale]), target, handle)
         return target
 
     def dequantized(self, tensors: Sequence[Any]) -> Any:
         """The operand times its scale factors in float32, in plain torch."""
-        from cudnn.reference import dequantize_operand
+        from cudnn.reference.block_scale import dequantize_blocks, dequantize_operand
 
         data = tensors[self.operand]
+        if self.plain:
+            return dequantize_blocks(data, tensors[self.scale], self.vec)
         rows, k, batches = data.shape
         layout = ScaleLayout(rows, 2 * k if self.dtype == FP4 else k, batches, self.vec)
         return dequantize_operand(data, physical(tensors[self.scale], layout), self.vec)

@@ -69,6 +69,7 @@ class WrapperCalls:
         build: (tensors, outputs, options) -> the operation, not checked, for tensors and descriptions of outputs.
         operators: imports and returns the two operators (see ``cudnn.torch_operators``).
         has_alpha: whether the operation takes a factor.
+        operands: names of the tensors that no call is without, the one that says framework and device first.
     """
 
     def __init__(
@@ -80,20 +81,22 @@ class WrapperCalls:
         build: Callable[[Arguments, Arguments, Arguments], GemmOperation],
         operators: Callable[[], tuple[Any, Any]],
         has_alpha: bool = True,
+        operands: tuple[str, ...] = ("a_tensor", "b_tensor"),
     ) -> None:
-        self.name, self.wrapper, self.cls, self.operators, self.has_alpha = name, wrapper, cls, operators, has_alpha
+        self.name, self.wrapper, self.cls, self.operators, self.has_alpha, self.operands = name, wrapper, cls, operators, has_alpha, operands
         self.outputs, self._build = outputs, build
         self._plans: Memo = Memo(PLANS)
         self._objects: Memo = Memo(OBJECTS)
 
     def __call__(self, tensors: Arguments, scalars: Arguments, options: Arguments, stream: Any) -> dict[str, Any]:
         """The outputs by name. ``tensors``: the wrapper's tensor arguments by name, None where not given; ``options``: its other arguments as given."""
-        a = tensors["a_tensor"]
+        first = self.operands[0]
+        a = tensors[first]
         try:
             import torch
         except ModuleNotFoundError:
             # Without torch no argument can be torch's: say what is wrong with it rather than that torch is missing.
-            checks.require_tensors(self.wrapper.__name__, [("a_tensor", a)])
+            checks.require_tensors(self.wrapper.__name__, [(first, a)])
             raise
 
         if torch.compiler.is_compiling() or (type(a) is not torch.Tensor and type(a) is not torch.nn.Parameter):
@@ -147,15 +150,10 @@ class WrapperCalls:
     def _plan(self, tensors: Arguments, options: Arguments) -> _Plan:
         checks.require_tensors(
             self.wrapper.__name__,
-            [
-                (name, one)
-                for name, t in tensors.items()
-                if t is not None or name in ("a_tensor", "b_tensor")
-                for one in (t if isinstance(t, (tuple, list)) else (t,))
-            ],
+            [(name, one) for name, t in tensors.items() if t is not None or name in self.operands for one in (t if isinstance(t, (tuple, list)) else (t,))],
         )
         outputs = self.outputs(tensors, options)
-        device = tensors["a_tensor"].device
+        device = tensors[self.operands[0]].device
         op = self.shared(self._build(tensors, {name: describe(output, name, device) for name, output in outputs.items()}, options))
         return _Plan(op, tuple(outputs.items()))
 
@@ -164,7 +162,7 @@ class WrapperCalls:
     def _traced(self, tensors: Arguments, scalars: Arguments, options: Arguments, stream: Any) -> dict[str, Any]:
         import torch
 
-        if not (torch.compiler.is_compiling() or isinstance(tensors["a_tensor"], torch.Tensor)):
+        if not (torch.compiler.is_compiling() or isinstance(tensors[self.operands[0]], torch.Tensor)):
             self._plan(tensors, options)  # raises
         if stream is not None:
             raise ValueError("stream: found one in a call that is traced, needs None: it runs on the current stream")

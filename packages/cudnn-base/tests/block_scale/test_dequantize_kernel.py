@@ -129,15 +129,19 @@ def test_threads_on_the_host(spec):
     from cudnn.testing.host_kernels import run_threads
 
     kernel = on_host(spec)
-
-    def work(source, scales, target, *rest):
-        *norm, block, thread, _ = rest
-        kernel.work(source, scales, target, norm[0] if norm else None, block, thread)
-
     rows = 8 * random.randint(1, 50) + (random.randint(0, 7) if spec.k_major else 0)
     case = Case(spec, rows, 8 * random.randint(1, 80), random.randint(1, 3))
     rows, k, batches = case.target.shape
-    run_threads(work, case.tensors, -(-rows // kernel.tile_rows) * -(-k // kernel.tile_columns) * batches, THREADS)
+    tiles_r, tiles_c = -(-rows // kernel.tile_rows), -(-k // kernel.tile_columns)
+
+    def tile_of(block):
+        return block // tiles_c % tiles_r, block % tiles_c, block // (tiles_r * tiles_c)
+
+    def work(source, scales, target, *rest):
+        *norm, block, thread, _ = rest
+        kernel.work(source, scales, target, norm[0] if norm else None, *tile_of(block), thread)
+
+    run_threads(work, case.tensors, tiles_r * tiles_c * batches, THREADS)
     case.check(flushed=True)
 
 

@@ -196,16 +196,20 @@ def run_on_host(case: Case) -> None:
     history = torch.zeros(levels * THREADS * 8, dtype=torch.uint32)
     shared = torch.zeros(2048, dtype=torch.uint8)
 
+    rows, columns, batches = case.tensors[0].shape
+    tiles_r, tiles_c = -(-rows // TILE), -(-columns // TILE)
+
+    def tile_of(block):
+        return block // tiles_c % tiles_r, block % tiles_c, block // (tiles_r * tiles_c)
+
     def work(*arguments):
         *tensors, history, shared, block, thread, _ = arguments
         kernel.bind(history, shared, thread)
-        kernel.work(tuple(tensors), block, thread)
+        kernel.work(tuple(tensors), *tile_of(block), thread)
         assert kernel.level == levels
 
-    rows, columns, batches = case.tensors[0].shape
-    blocks = -(-rows // TILE) * -(-columns // TILE) * batches
     # One pass more for what goes through shared memory.
-    run_threads(work, [*case.tensors, history, shared], blocks, THREADS, passes=levels + 2)
+    run_threads(work, [*case.tensors, history, shared], tiles_r * tiles_c * batches, THREADS, passes=levels + 2)
 
 
 # Each path of the code once: widths of x, of elements and of blocks; directions; layouts; with and without a norm constant.

@@ -52,8 +52,9 @@ class DenseOperation(GemmOperation):
         backend: str,
         config: GemmConfig | Mapping[str, object] | None,
     ) -> None:
-        rules = (*layout.rules, *(Rule(name, None) for _, name, _ in scaled))
-        layout = GemmLayout(rules, compact=layout.compact, whole_lines=layout.whole_lines) if scaled else layout
+        if scaled:
+            rules = (*layout.rules, *(Rule(name, None) for _, name, _ in scaled))
+            layout = GemmLayout(rules, compact=layout.compact, whole_lines=layout.whole_lines)
         super().__init__([*tensors, *((name, t) for _, name, t in scaled)], layout, operands=operands, backend=backend, config=config)
         # Arguments of the block-scaled mode that are given, and whether they are read or written.
         self._scale_names = {name.partition("[")[0]: name in self._layout.names for name in scales or ()}

@@ -280,7 +280,7 @@ def _timed_outputs(call: Callable[[], Any], prepared: Prepared) -> Any:
     outputs = call()
     for tensor in outputs if isinstance(outputs, (tuple, list)) else [outputs]:
         if isinstance(tensor, torch.Tensor):
-            tensor.fill_(math.nan)
+            tensor.fill_(math.nan if tensor.dtype.is_floating_point else 255)
     prepared.run()
     return outputs
 

@@ -54,26 +54,15 @@ def where(condition: Any, yes: Any, no: Any) -> Any:
     return numpy.where(condition, yes, no)
 
 
-def smaller(x: Any, y: Any, nan: bool = True) -> Any:
-    """min(x, y) of floats; of NaN and a number NaN, or where not ``nan`` the number."""
+def smaller(x: Any, y: Any) -> Any:
+    """min(x, y) of floats; NaN stays NaN."""
     if on_device(x):
         import cutlass.cute as cute
 
-        return cute.arch.fmin(x, y, nan=nan)
+        return cute.arch.fmin(x, y, nan=True)
     import numpy
 
-    return (numpy.minimum if nan else numpy.fmin)(x, numpy.float32(y))
-
-
-def larger(x: Any, y: Any) -> Any:
-    """max(x, y) of floats; NaN stays NaN."""
-    if on_device(x):
-        import cutlass.cute as cute
-
-        return cute.arch.fmax(x, y, nan=True)
-    import numpy
-
-    return numpy.maximum(x, numpy.float32(y))
+    return numpy.minimum(x, numpy.float32(y))
 
 
 def permuted_bytes(low: Any, high: Any, selector: Any) -> Any:
@@ -168,7 +157,18 @@ def rounded(bits: Any, mantissa: int, exponent: int, largest: float) -> Any:
 
 def e4m3_scale_from_bits(bits: Any) -> Any:
     """The e4m3 byte nearest to a float32 >= 0; 448 above, 0x7F for NaN."""
+    if on_device(bits):
+        return hardware_e4m3(as_float(bits))
     return where(bits > INFINITY, 0x7F, rounded(bits, 3, -6, 448.0))
+
+
+def hardware_e4m3(value: Any) -> Any:
+    """The e4m3 byte of a Float32: to nearest even, saturating; NaN stays NaN."""
+    import cutlass.cute as cute
+    from cutlass import Float32, Uint16, Uint32
+
+    pair = cute.arch.inline_ptx("cvt.rn.satfinite.e4m3x2.f32 {$w0}, {$r1}, {$r0};", write_only_types=[Uint16], read_only_args=[value, Float32(0.0)])
+    return pair.to(Uint32)
 
 
 def e2m1_from_bits(bits: Any) -> Any:
@@ -193,10 +193,17 @@ def scale_from_bits(bits: Any, scale: str) -> Any:
 
 
 def reciprocal(byte: Any, scale: str) -> Any:
-    """1 / the scale factor, a float rounded to nearest: exact in e8m0, infinite for 0 in e4m3."""
+    """1 / a scale factor >= 0, a float rounded to nearest: exact in e8m0, infinite for 0 in e4m3."""
     if scale == "float8_e8m0fnu":
         return as_float(e8m0_bits(e8m0_reciprocal(byte)))
-    return number(1.0, byte) / as_float(e4m3_bits(byte))
+    value = as_float(e4m3_bits(byte))
+    if not on_device(byte):
+        return number(1.0, byte) / value
+    import cutlass.cute as cute
+
+    # A step of Newton's method from the hardware's approximation gives the nearest float for each of the 126 numbers, from anywhere within three units in the last place: tested.
+    near = cute.arch.rcp_approx(value)
+    return as_float(where(byte == 0, INFINITY, as_bits(cute.math.fma(near, cute.math.fma(-value, near, number(1.0, byte)), near))))
 
 
 def block_scale(largest: Any, norm: Any, limit: float, scale: str) -> tuple[Any, Any]:
@@ -236,17 +243,21 @@ def e2m1_to_bf16(codes: Any) -> list[Any]:
 def e2m1_word(magnitudes: Any, signs: Any) -> Any:
     """Eight floats >= 0 as e2m1 codes in one word, the first in the lowest bits; NaN gives 6. ``signs``: a word with the sign of each code in its place, other bits 0.
 
-    As ``rounded``, in fewer steps: 107 units of 2 steps are added along, so that the low byte of total + (total >> 22), steps and binade together, is the code itself.
+    The code of a number v is the nearest integer to the smallest of 2 v, v + 2 and v / 2 + 4, ties to even: these are the lines through the codes of numbers up to 2, up to 4 and up to 6. Adding 2^23
+    rounds each to an integer, once, and leaves it in the low bits.
     """
     codes = []
-    for magnitude in magnitudes:
-        value = smaller(magnitude, 6.0, nan=False)
-        power = as_float(as_bits(larger(value, 1.0)) & INFINITY)
-        total = as_bits(value + power * number(2.0**22 + 107.0, value))
-        codes.append(total + (total >> 22))
+    for v in magnitudes:
+        lines = [as_bits(x) for x in (v * number(2.0, v) + number(2.0**23, v), v + number(2.0**23 + 2.0, v), v * number(0.5, v) + number(2.0**23 + 4.0, v))]
+        codes.append(fewer(fewer(fewer(*lines[:2]), lines[2]), 0x4B000007))
     pairs = [even + shifted(odd, 4) for even, odd in zip(codes[::2], codes[1::2])]
     halves = [permuted_bytes(pairs[i], pairs[i + 1], 0x0040) for i in (0, 2)]
     return permuted_bytes(*halves, 0x5410) | signs
+
+
+def fewer(x: Any, y: Any) -> Any:
+    """The smaller of two unsigned integers."""
+    return where(x < y, x, y)
 
 
 def signs_of_halves(words: Any) -> Any:

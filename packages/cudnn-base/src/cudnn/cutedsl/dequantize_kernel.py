@@ -8,6 +8,7 @@ from cutlass import Float32, Int32, Int64, Uint32
 
 from cudnn.block_scale import FP4, atom_offset
 from cudnn.cutedsl import block_scale
+from cudnn.cutedsl.quantize_kernel import grid_of, tile_here
 from cudnn.datatypes import cutlass_dtype
 
 THREADS, WARP = 256, 32
@@ -35,31 +36,28 @@ class Dequantize:
 
     @cute.jit
     def __call__(self, source: cute.Tensor, scales: cute.Tensor, target: cute.Tensor, stream):
-        self.kernel(source, scales, target, None).launch(grid=[self.blocks(target), 1, 1], block=[THREADS, 1, 1], stream=stream)
+        self.kernel(source, scales, target, None).launch(grid=self.grid(target), block=[THREADS, 1, 1], stream=stream)
 
     @cute.jit
     def with_norm(self, source: cute.Tensor, scales: cute.Tensor, target: cute.Tensor, norm: cute.Tensor, stream):
-        self.kernel(source, scales, target, norm).launch(grid=[self.blocks(target), 1, 1], block=[THREADS, 1, 1], stream=stream)
+        self.kernel(source, scales, target, norm).launch(grid=self.grid(target), block=[THREADS, 1, 1], stream=stream)
 
-    def blocks(self, target: cute.Tensor) -> Int32:
+    def grid(self, target: cute.Tensor) -> list[Int32]:
         rows, columns, batches = target.shape
-        return cute.ceil_div(rows, self.tile_rows) * cute.ceil_div(columns, self.tile_columns) * batches
+        return grid_of(cute.ceil_div(rows, self.tile_rows), cute.ceil_div(columns, self.tile_columns), batches)
 
     @cute.kernel
     def kernel(self, source: cute.Tensor, scales: cute.Tensor, target: cute.Tensor, norm):
         thread, _, _ = cute.arch.thread_idx()
-        block, _, _ = cute.arch.block_idx()
-        self.work(source, scales, target, norm, block, thread)
+        _, columns, batches = target.shape
+        tile_r, tile_c, batch = tile_here(cute.ceil_div(columns, self.tile_columns))
+        if batch < batches:
+            self.work(source, scales, target, norm, tile_r, tile_c, batch, thread)
 
     @cute.jit
-    def work(self, source: cute.Tensor, scales: cute.Tensor, target: cute.Tensor, norm, block: Int32, thread: Int32):
-        """What one thread does."""
+    def work(self, source: cute.Tensor, scales: cute.Tensor, target: cute.Tensor, norm, tile_r: Int32, tile_c: Int32, batch: Int32, thread: Int32):
+        """What one thread does for one tile."""
         rows, columns, _ = target.shape
-        tiles_r, tiles_c = cute.ceil_div(rows, self.tile_rows), cute.ceil_div(columns, self.tile_columns)
-        batch = block // (tiles_r * tiles_c)
-        rest = block - batch * (tiles_r * tiles_c)
-        tile_r = rest // tiles_c
-        tile_c = rest - tile_r * tiles_c
         warp, lane = thread // WARP, thread % WARP
         c = Float32(1.0) if cutlass.const_expr(norm is None) else norm[0]
         if cutlass.const_expr(self.k_major):

@@ -14,6 +14,7 @@ from cudnn.datatypes import cutlass_dtype
 THREADS, WARP = 256, 32
 TILE = 128  # rows and columns: the rows of one atom of scale factors in either direction
 UNIT = 8  # rows and columns of a thread
+GRID_LIMIT = 65535  # of the second and third dimension
 ACROSS = 8  # threads of a warp side by side: a warp is 32 rows x 64 columns
 
 
@@ -38,25 +39,21 @@ class Quantize:
     @cute.jit
     def __call__(self, tensors, stream):
         rows, columns, batches = tensors[0].shape
-        blocks = cute.ceil_div(rows, TILE) * cute.ceil_div(columns, TILE) * batches
-        self.kernel(tensors).launch(grid=[blocks, 1, 1], block=[THREADS, 1, 1], stream=stream)
+        self.kernel(tensors).launch(grid=grid_of(cute.ceil_div(rows, TILE), cute.ceil_div(columns, TILE), batches), block=[THREADS, 1, 1], stream=stream)
 
     @cute.kernel
     def kernel(self, tensors):
         thread, _, _ = cute.arch.thread_idx()
-        block, _, _ = cute.arch.block_idx()
-        self.work(tensors, block, thread)
+        rows, columns, batches = tensors[0].shape
+        tile_r, tile_c, batch = tile_here(cute.ceil_div(columns, TILE))
+        if batch < batches:
+            self.work(tensors, tile_r, tile_c, batch, thread)
 
     @cute.jit
-    def work(self, tensors, block: Int32, thread: Int32):
-        """What one thread does."""
+    def work(self, tensors, tile_r: Int32, tile_c: Int32, batch: Int32, thread: Int32):
+        """What one thread does for one tile."""
         x = tensors[0]
         rows, columns, _ = x.shape
-        tiles_r, tiles_c = cute.ceil_div(rows, TILE), cute.ceil_div(columns, TILE)
-        batch = block // (tiles_r * tiles_c)
-        rest = block - batch * (tiles_r * tiles_c)
-        tile_r = rest // tiles_c
-        tile_c = rest - tile_r * tiles_c
         warp, lane = thread // WARP, thread % WARP
         row, column = warp // 2 * 32 + lane // ACROSS * UNIT, warp % 2 * 64 + lane % ACROSS * UNIT
         place = tile_r * TILE + row, tile_c * TILE + column, batch
@@ -150,11 +147,12 @@ class Quantize:
         chosen = maxima[:count]
         for m in range(1, self.group):
             chosen = [block_scale.where(member == m, new, old) for new, old in zip(maxima[m * count : (m + 1) * count], chosen)]
+        # The share's lines lie within 8 that begin at a multiple of 8: 16 entries from one to the next.
+        entry = first + (block >> 2) * ATOM + atom_offset(line + member * self.share, block)
         factors = []
         for j, largest in enumerate(self.floats(chosen)):
             byte, factor = block_scale.block_scale(largest, c, LIMITS[self.element], self.scale)
-            at = line + member * self.share + j
-            scales[first + (block // 4) * ATOM + atom_offset(at, block)] = Uint8(byte)
+            scales[entry + 16 * j] = Uint8(byte)
             factors.append(factor)
         return self.gathered(factors, [lane + (m - member) * distance for m in range(self.group)])
 
@@ -184,7 +182,7 @@ class Quantize:
         factors = [row_factors[i]] * UNIT if column_factors is None else column_factors
         if self.element == FP4:
             words = cute.make_rmem_tensor((1,), Uint32)
-            values = [value * factor for value, factor in zip(self.floats([self.magnitude(word) for word in line]), factors)]
+            values = [cute.math.abs(value) * factor for value, factor in zip(self.floats(line), factors)]
             signs = block_scale.signs_of_floats(line) if self.wide else block_scale.signs_of_halves(line)
             words[0] = block_scale.e2m1_word(values, signs)
             return words
@@ -207,7 +205,7 @@ class Quantize:
         """Column j of the thread's elements as e2m1 codes."""
         w, half = (j, 0) if self.wide else (j // 2, j % 2)
         line = [raw[(i, w)] for i in range(UNIT)]
-        values = [self.floats([self.magnitude(word)])[half] * factor for word in line]
+        values = [cute.math.abs(self.floats([word])[half]) * factor for word in line]
         words = cute.make_rmem_tensor((1,), Uint32)
         words[0] = block_scale.e2m1_word(values, block_scale.signs_of_words(line, 3 if self.wide or half else 1))
         return words
@@ -292,6 +290,19 @@ class Quantize:
 
     def barrier(self) -> None:
         cute.arch.sync_threads()
+
+
+def grid_of(tiles_r: Int32, tiles_c: Int32, batches: Int32) -> list[Int32]:
+    """Blocks for all tiles of all batches, and up to one dimension's limit more. Neighbours in a row of tiles follow each other."""
+    return [tiles_r * tiles_c, cutlass.min(batches, Int32(GRID_LIMIT)), cute.ceil_div(batches, GRID_LIMIT)]
+
+
+def tile_here(tiles_c: Int32) -> tuple[Int32, Int32, Int32]:
+    """(tile along rows, tile along columns, batch) of this block."""
+    # One division, and no loop over batches: the compiler would keep every address of the next round in registers (224 of them, measured).
+    tile, batch, more = cute.arch.block_idx()
+    tile_r = tile // tiles_c
+    return tile_r, tile - tile_r * tiles_c, more * GRID_LIMIT + batch
 
 
 def offset_of(tensor: cute.Tensor, row: Int32, column: Int32, batch: Int32) -> Int64:

@@ -421,7 +421,7 @@ class GemmConformanceCuda(GemmConformance):
             result = self.wrapper(inputs, stream=side)
             del inputs
             poison = [mapped(spoilt, source) for _ in range(2)]
-            poison += [{name: torch.full_like(expected[name], float("nan")) for name in self.output_layouts(*extents)} for _ in range(2)]
+            poison += [{name: spoilt(expected[name]) for name in self.output_layouts(*extents)} for _ in range(2)]
             side.synchronize()
             torch.cuda.synchronize()
             for name in self.output_layouts(*extents):

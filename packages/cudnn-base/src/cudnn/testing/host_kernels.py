@@ -15,18 +15,26 @@ __all__ = ["replaced_instructions", "run_threads"]
 
 @contextmanager
 def replaced_instructions() -> Iterator[None]:
-    """Inside, ``prmt``, ``fmin`` and ``fmax`` of the DSL are made of ordinary arithmetic."""
+    """Inside, ``prmt``, ``fmin``, ``fmax`` and ``rcp_approx`` of the DSL, and the conversion of scale factors to e4m3, are made of ordinary arithmetic."""
     import cutlass.cute as cute
 
-    replacements = {"prmt": _prmt, "fmin": _extreme(lambda x, y: x < y), "fmax": _extreme(lambda x, y: x > y)}
-    before = {name: getattr(cute.arch, name) for name in replacements}
+    from cudnn.cutedsl import block_scale
+
+    replacements: list[tuple[Any, str, Any]] = [
+        (cute.arch, "prmt", _prmt),
+        (cute.arch, "fmin", _extreme(lambda x, y: x < y)),
+        (cute.arch, "fmax", _extreme(lambda x, y: x > y)),
+        (cute.arch, "rcp_approx", lambda x: 1.0 / x),
+        (block_scale, "hardware_e4m3", _e4m3),
+    ]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replacements]
     try:
-        for name, function in replacements.items():
-            setattr(cute.arch, name, function)
+        for owner, name, function in replacements:
+            setattr(owner, name, function)
         yield
     finally:
-        for name, function in before.items():
-            setattr(cute.arch, name, function)
+        for owner, name, function in before:
+            setattr(owner, name, function)
 
 
 def run_threads(work: Callable[..., None], tensors: Sequence[Any], blocks: int, threads: int, passes: int = 1) -> None:
@@ -64,6 +72,13 @@ def _prmt(low: Any, high: Any, selector: Any) -> Any:
         shift = (Uint64(nibble) if isinstance(nibble, int) else nibble.to(Uint64)) * 8
         result = result | (((pool >> shift) & 255).to(Uint32) << 8 * i)
     return result.ir_value()
+
+
+def _e4m3(value: Any) -> Any:
+    from cudnn.cutedsl import block_scale
+
+    bits = block_scale.as_bits(value)
+    return block_scale.where(bits > block_scale.INFINITY, 0x7F, block_scale.rounded(bits, 3, -6, 448.0))
 
 
 def _extreme(better: Callable[[Any, Any], Any]) -> Callable[..., Any]:

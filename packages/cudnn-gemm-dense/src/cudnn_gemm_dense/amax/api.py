@@ -46,19 +46,23 @@ class GemmAmax(DenseOperation):
     ===========  =====================  ====================  =======================================================
     name         shape                  compact strides       dtypes
     ===========  =====================  ====================  =======================================================
-    a_tensor     (M, K, L)              k-major or m-major    float16, bfloat16, float8_e4m3fn, float8_e5m2
-    b_tensor     (N, K, L)              k-major or n-major    as A
-    c_tensor     (M, N, L)              n-major or m-major    float32, float16, bfloat16; fp8 (saturating) with 16-bit A
+    a_tensor     (M, K, L)              k-major or m-major    float16, bfloat16, float8_e4m3fn, float8_e5m2, float4_e2m1fn
+    b_tensor     (N, K, L)              k-major or n-major    as A, or quantised beside a 16-bit A
+    sfa, sfb     blocked, six axes      of either form        float8_e8m0fnu, float8_e4m3fn; int8 for e8m0
+    c_tensor     (M, N, L)              n-major or m-major    float32, float16, bfloat16; saturating fp8, float4_e2m1fn
     amax_tensor  (1, 1, 1) or fewer     any                   float32
     ===========  =====================  ====================  =======================================================
 
     The contiguous extent of each matrix is a multiple of 16 bytes, and its address too. Extents and pointers are run-time values. M = 0, N = 0 or L = 0 does nothing; K = 0 writes zeros.
 
-    fp8 operands that are not contiguous along K are transposed into scratch memory first, rows x K x L bytes each (`workspace_bytes`).
+    fp8 C is for 16-bit and 4-bit operands, a packed 4-bit C, (M, N/2, L) n-major, for 4-bit ones. 4-bit operands are k-major and packed, (rows, K/2, L), and may come as uint8.
+
+    fp8 operands without scale factors that are not contiguous along K are transposed into scratch memory first, rows x K x L bytes each; operands with scale factors are converted into it, 2 x rows x K x L
+    bytes each (`workspace_bytes`).
 
     Args:
         sample_a, sample_b, sample_c, sample_amax: tensors or ``TensorDesc``; only their metadata is read.
-        sample_sfa, sample_sfb, sf_vec_size: the block-scaled mode, which is entered when either sample is given. The arguments are checked; the mode itself raises NotImplementedError.
+        sample_sfa, sample_sfb: scale factors of MXFP8, MXFP4 or NVFP4 operands, ``sf_vec_size`` elements along K each: of both, or of B alone beside a bfloat16 or float16 A.
         acc_dtype: dtype of the sums, float32.
         mma_tiler_mn, cluster_shape_mn: hints; checked against the published values (tile (128, 128) or (128, 256); cluster entries 1, 2 or 4), and without effect on results.
         backend: ``"auto"`` (kernel for CUDA tensors, reference for CPU tensors), ``"sm90"`` or ``"reference"``.

@@ -42,10 +42,13 @@ class GemmDsrelu(SquaredReluOperation):
     ============  ===========  ==================  ============================================
     name          shape        contiguous axis     dtypes
     ============  ===========  ==================  ============================================
-    a_tensor      (M, K, L)    k or m              float16, bfloat16, float8_e4m3fn, float8_e5m2
-    b_tensor      (N, K, L)    k or n              as A
+    a_tensor      (M, K, L)    k or m              float16, bfloat16, float8_e4m3fn, float8_e5m2, float4_e2m1fn
+    b_tensor      (N, K, L)    k or n              as A, or quantised beside a 16-bit A
+    sfa, sfb      blocked      of either form      float8_e8m0fnu, float8_e4m3fn; optional
+    sfd           blocked      of either form      float8_e8m0fnu, written with an fp8 D
+    norm_const    (1,)         any                 float32, read with an fp8 D
     c_tensor      (M, N, L)    n or m              float16, bfloat16, float32; read
-    d_tensor      (M, N, L)    as C                float16, bfloat16, float32
+    d_tensor      (M, N, L)    as C                float16, bfloat16, float32; quantised fp8
     prob_tensor   (M, 1, L)    any strides         float32; read
     dprob_tensor  (M, 1, L)    any strides         float32; added to, so fill it with zeros before
     amax_tensor   (1,)         any                 float32; optional
@@ -59,8 +62,11 @@ class GemmDsrelu(SquaredReluOperation):
 
     Args:
         sample_a, sample_b, sample_c, sample_d, sample_dprob, sample_prob: tensors or ``TensorDesc``; only their metadata is read.
-        sample_sfa, sample_sfb, sample_sfd, sample_norm_const, sf_vec_size, vector_f32: the block-scaled mode, which is entered when any sample of these is given. The arguments are checked; the mode
-            itself raises NotImplementedError.
+        sample_sfa, sample_sfb: scale factors of MXFP8, MXFP4 or NVFP4 operands, ``sf_vec_size`` elements along K each: of both, or of B alone beside a bfloat16 or float16 A. Such operands are
+            converted into scratch memory first, 2 x rows x K x L bytes each.
+        sample_sfd, sample_norm_const: an fp8 D is quantised: SF = max |D| of 32 columns * (1 / limit) * norm_const, rounded up to a power of two, and D * norm_const / SF is stored. Both are needed with an
+            fp8 D, which 4-bit operands do not give, and left alone with any other.
+        vector_f32: a hint without effect.
         sample_amax: None where the largest magnitude is not wanted.
         alpha: what ``execute`` takes where it is given none.
         acc_dtype: dtype of the sums, float32.
@@ -246,7 +252,7 @@ def gemm_dsrelu_wrapper(
     The other arguments, and the tensors' dtypes and layouts: see `GemmDsrelu`.
 
     Returns:
-        TupleDict with ``d_tensor`` (M, N, L), ``dprob_tensor`` (M, 1, L) in float32, ``amax_tensor`` None, ``sfd_tensor`` None. Not differentiable: the outputs carry no gradient. Under
+        TupleDict with ``d_tensor`` (M, N, L), ``dprob_tensor`` (M, 1, L) in float32, ``amax_tensor`` (1,) for 4-bit operands with a D that is not fp8, else None, ``sfd_tensor`` with an fp8 D, else None. Not differentiable: the outputs carry no gradient. Under
         torch.compile this is the one operator ``cudnn::gemm_dsrelu``.
 
     Raises:
@@ -322,10 +328,10 @@ gemm_dsrelu_wrapper_sm100 = gemm_dsrelu_wrapper
 
 
 def precompile_specs() -> list[KernelSpec]:
-    """The kernels worth having before the first call: 16-bit products of row-major tensors, both ways to sum dprob."""
+    """The kernels worth having before the first call: 16-bit products of row-major tensors, which those of block-scaled ones are as well, both ways to sum dprob, and D quantised to MXFP8."""
     found = []
-    for dtype, deterministic in product(("float16", "bfloat16"), (False, True)):
-        options = DsreluOptions(dtype, dtype, deterministic=deterministic)
-        problem = GemmProblem(dtype, dtype)
+    choices = [DsreluOptions(dtype, dtype, deterministic=deterministic) for dtype, deterministic in product(("float16", "bfloat16"), (False, True))]
+    for options in (*choices, DsreluOptions("bfloat16", "float8_e4m3fn", scale_dtype="float8_e8m0fnu", scale_vec=32)):
+        problem = GemmProblem(options.c_dtype, options.c_dtype)
         found += [dsrelu_spec(problem, options, config) for config in fitting_configs(problem, options.footprint)]
     return found

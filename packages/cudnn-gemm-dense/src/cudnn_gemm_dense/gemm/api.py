@@ -50,8 +50,9 @@ class Gemm(DenseOperation):
     =============  ==============  ==============================  =================================================================
     name           shape           contiguous axis                 dtypes
     =============  ==============  ==============================  =================================================================
-    a_tensor       (M, K, L)       k or m                          float16, bfloat16, float8_e4m3fn, float8_e5m2
-    b_tensor       (N, K, L)       k or n                          as A
+    a_tensor       (M, K, L)       k or m                          float16, bfloat16, float8_e4m3fn, float8_e5m2, float4_e2m1fn
+    b_tensor       (N, K, L)       k or n                          as A, or quantised beside a 16-bit A
+    sfa, sfb       blocked         of either form                  float8_e8m0fnu, float8_e4m3fn; optional
     d_tensor       (M, N, L)       n or m                          float32, float16, bfloat16, float8_e4m3fn, float8_e5m2 (saturating)
     addend_tensor  (M, N, L)       as D                            float32, float16, bfloat16
     bias_tensor    (N,), (N, L)    any strides                     float32, float16, bfloat16
@@ -65,6 +66,8 @@ class Gemm(DenseOperation):
     Args:
         sample_a, sample_b, sample_d: tensors or ``TensorDesc``; only their metadata is read.
         sample_bias, sample_addend: None where there is none.
+        sample_sfa, sample_sfb: scale factors of MXFP8, MXFP4 or NVFP4 operands, ``sf_vec_size`` elements along K each: of both, or of B alone beside a bfloat16 or float16 A. Such operands are
+            converted into scratch memory first, 2 x rows x K x L bytes each.
         alpha: what ``execute`` takes where it is given none.
         acc_dtype: dtype of the sums: float32 (None).
         mma_tiler_mn, cluster_shape_mn: hints without effect on results; None or two positive integers.
@@ -233,6 +236,7 @@ def gemm_wrapper(
         d_dtype: dtype of D in any spelling; None is A's, and bfloat16 for fp8 operands.
         d_major: the contiguous axis of D: ``"n"`` or ``"m"``.
         addend_tensor: (M, N, L), contiguous along the same axis as D; None for none.
+        sfa_tensor, sfb_tensor, sf_vec_size: scale factors of block-scaled operands, see `Gemm`.
         stream: where to launch; None is torch's current stream on the tensors' device. With another stream than the current one D is allocated there, and all tensors are recorded on both,
             so that none is recycled while the kernel needs it; the caller still waits for that stream before using them.
 

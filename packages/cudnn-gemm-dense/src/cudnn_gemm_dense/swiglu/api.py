@@ -77,8 +77,11 @@ class GemmSwiglu(DenseOperation):
         acc_dtype: dtype of the sums, float32 or float16.
         mma_tiler_mn, cluster_shape_mn: hints; checked against the published values (tile 128 or 256 by a multiple of 32 up to 256; cluster (1, 1) for
             tiles of 128 rows), and without effect on results. None for the cluster takes (2, 2) or (1, 1).
-        sample_sfa, sample_sfb, sample_amax, sample_sfc, sample_norm_const, sf_vec_size, vector_f32, ab12_stages: the block-scaled mode, which is entered when
-            any sample of these is given. The arguments are checked; the mode itself raises NotImplementedError.
+        sample_sfa, sample_sfb: scale factors of MXFP8, MXFP4 or NVFP4 operands, ``sf_vec_size`` elements along K each: of both, or of B alone beside a bfloat16 or float16 A; of separate weights the
+            pair. Such operands are converted into scratch memory first, 2 x rows x K x L bytes each. C may be float32 then, and AB12 of 4-bit operands fp8 (saturating), as published.
+        sample_amax: the largest magnitude of C before rounding is merged into it; with scale factors alone, and needed for 4-bit operands with a bfloat16 C.
+        sample_sfc, sample_norm_const: checked, and without a use, as an fp8 C is refused.
+        vector_f32, ab12_stages: hints without effect.
         glu_layout: where gate and up lie.
         backend: ``"auto"`` (kernel for CUDA tensors, reference for CPU tensors), ``"sm90"`` or ``"reference"``.
         config: a ``GemmConfig`` or a dict of its fields: build and run this one instead of the default set.
@@ -285,7 +288,7 @@ def gemm_swiglu_wrapper(
     The other arguments, and the tensors' dtypes and layouts: see `GemmSwiglu`.
 
     Returns:
-        TupleDict with ``ab12_tensor`` (M, N, L), ``c_tensor`` (M, N/2, L), ``sfc_tensor`` None, ``amax_tensor`` None. Not differentiable: the outputs carry no
+        TupleDict with ``ab12_tensor`` (M, N, L), ``c_tensor`` (M, N/2, L), ``sfc_tensor`` None, and ``amax_tensor`` (1, 1, 1) for 4-bit operands with a bfloat16 C, else None. Not differentiable: the outputs carry no
         gradient. Under torch.compile this is the one operator ``cudnn::gemm_swiglu``.
 
     Raises:
@@ -390,5 +393,7 @@ def precompile_specs() -> list[KernelSpec | TransposeSpec]:
         add("float8_e4m3fn", ("bfloat16", "bfloat16"), layout)
     for dtype in ("float16", *FP8):
         add(dtype, ("float16", "float16"), "interleaved32", acc_dtype="float16")
+    # 4-bit operands, which reach the kernel in bfloat16.
+    cases.append((GemmProblem("bfloat16", "bfloat16"), SwigluOptions("bfloat16", "bfloat16", amax_rank=3)))
     kernels = [swiglu_spec(problem, options, config) for problem, options in dict.fromkeys(cases) for config in fitting_configs(problem, options.footprint)]
     return [*kernels, *(TransposeSpec(dtype) for dtype in (*FP8, "float32"))]

@@ -1,0 +1,50 @@
+"""The kernels of quantised and packed outputs compile, in each arrangement that their calls can ask for. No GPU needed."""
+
+from __future__ import annotations
+
+import pytest
+
+from cudnn.cutedsl.gemm.config import GemmConfig
+from cudnn.cutedsl.gemm.problem import GemmProblem
+from cudnn_gemm_dense.gemm.options import GemmOptions, gemm_spec
+from cudnn_gemm_dense.operation import fitting_configs
+from cudnn_gemm_dense.srelu.options import DsreluOptions, SreluOptions, dsrelu_spec, srelu_spec
+from cudnn_gemm_dense.swiglu.kernel import swiglu_spec
+from cudnn_gemm_dense.swiglu.options import SwigluOptions
+
+pytestmark = pytest.mark.compile
+pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
+
+E4M3, E5M2, E8M0, FP4 = "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1fn"
+BF16 = GemmProblem("bfloat16", "bfloat16")
+WIDE, SPLIT, PLAIN = GemmConfig(128, 192, 2, 1, pingpong=True), GemmConfig(64, 64, split_k=4), GemmConfig(128, 128, 2, 1)
+MX = {"scale_dtype": E8M0, "scale_vec": 32}
+
+SPECS = {
+    "srelu e5m2 columns amax": srelu_spec(BF16, SreluOptions("float32", E5M2, "m", amax_rank=1, **MX), PLAIN),
+    "srelu float16 split": srelu_spec(GemmProblem("float16", "float16"), SreluOptions("float16", E4M3, **MX), SPLIT),
+    "srelu blocks of 16": srelu_spec(BF16, SreluOptions("bfloat16", E4M3, scale_dtype=E4M3, scale_vec=16), WIDE),
+    "dsrelu deterministic amax": dsrelu_spec(BF16, DsreluOptions("float32", E5M2, "m", True, 1, **MX), WIDE),
+    "amax fp4": gemm_spec(BF16, GemmOptions(FP4, amax_rank=3), WIDE, "gemm_amax"),
+    "amax fp4 split": gemm_spec(BF16, GemmOptions(FP4, amax_rank=1), SPLIT, "gemm_amax"),
+    "swiglu fp8 ab12 amax": swiglu_spec(BF16, SwigluOptions(E5M2, "float32", amax_rank=1), PLAIN),
+    "swiglu halves amax": swiglu_spec(
+        GemmProblem("bfloat16", "bfloat16", b_parts="halves"), SwigluOptions("float32", "bfloat16", "n", "concatenated", amax_rank=3), PLAIN
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_it_compiles(name, monkeypatch):
+    monkeypatch.setenv("CUDNN_KERNELS_CACHE", "0")
+    assert callable(SPECS[name].build())
+
+
+def test_products_are_the_kernels_of_16_bit_operands():
+    """Block-scaled operands add no kernels of their own where the outputs are the same."""
+    import importlib
+
+    for op in ("gemm", "amax", "srelu", "dsrelu", "swiglu"):
+        listed = importlib.import_module(f"cudnn_gemm_dense.{op}.api").precompile_specs()
+        assert {spec.problem.a_dtype for spec in listed if hasattr(spec, "problem")} <= {"bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float32"}
+    assert fitting_configs(BF16, SreluOptions("bfloat16", E4M3, **MX).footprint)

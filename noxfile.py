@@ -37,7 +37,7 @@ ARCHS = ["sm_90a"]
 TORCH = "torch==2.13.0"
 DSL = ["nvidia-cutlass-dsl[cu13]==4.8.1", "apache-tvm-ffi>=0.1.11,<0.2"]
 BASE_REQUIREMENTS = ["importlib-metadata>=6.0", "platformdirs>=3.0", "filelock>=3.12"]
-TEST_REQUIREMENTS = ["pytest>=8", "pytest-timeout", "hypothesis"]
+TEST_REQUIREMENTS = ["pytest>=8", "pytest-timeout", "pytest-xdist", "hypothesis"]
 TOOLS = [
     *TEST_REQUIREMENTS,
     *BASE_REQUIREMENTS,
@@ -52,7 +52,19 @@ TOOLS = [
     "rich",
     "virtualenv",
 ]
-HEAVY = [*TEST_REQUIREMENTS, *BASE_REQUIREMENTS, TORCH, "numpy", *DSL, "rich", "matplotlib", "hatchling>=1.27", "pybind11>=2.13", "editables"]
+HEAVY = [
+    *TEST_REQUIREMENTS,
+    *BASE_REQUIREMENTS,
+    TORCH,
+    "numpy",
+    "transformers>=5.10,<6",
+    *DSL,
+    "rich",
+    "matplotlib",
+    "hatchling>=1.27",
+    "pybind11>=2.13",
+    "editables",
+]
 
 COMBINATIONS = [combination for count in range(len(FAMILIES) + 1) for combination in itertools.combinations(FAMILIES, count)]
 
@@ -110,7 +122,7 @@ def unit(session: nox.Session, package: str) -> None:
     """The CPU tests of one package, with base and that package alone."""
     python = shared(session, "heavy", HEAVY)
     environment = overlay(session, python, package, [BASE, package])
-    options = ["-m", "not gpu and not compile", f"--hypothesis-seed={environment['PYTEST_SEED']}"]
+    options = ["-m", "not gpu and not compile", f"--hypothesis-seed={environment['PYTEST_SEED']}", *side_by_side(environment)]
     session.run(python, "-m", "pytest", f"packages/{package}/tests", *options, *session.posargs, env=environment)
 
 
@@ -151,7 +163,7 @@ def examples(session: nox.Session) -> None:
     """The examples, among them a distribution by someone else that is built, installed and used, the code in the documentation, and one problem through all families."""
     python = shared(session, "heavy", HEAVY)
     environment = overlay(session, python, "all", PACKAGES)
-    session.run(python, "-m", "pytest", "tests/examples", "tests/docs", "tests/crossfamily", *session.posargs, env=environment)
+    session.run(python, "-m", "pytest", "tests/examples", "tests/docs", "tests/crossfamily", *side_by_side(environment), *session.posargs, env=environment)
 
 
 @nox.session(reuse_venv=True, requires=["build"])
@@ -307,6 +319,12 @@ def overlay(session: nox.Session, python: str, name: str, packages: list[str]) -
     files = [str(wheel_of(package)) for package in dict.fromkeys(packages)]
     session.run(python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", str(target), *files, silent=True)
     return {"PYTHONPATH": str(target), "PYTEST_SEED": os.environ.get("PYTEST_SEED") or seed_of_commit()}
+
+
+def side_by_side(environment: dict[str, str]) -> list[str]:
+    """pytest's options for a process per core, four at most, each of one thread."""
+    environment["OMP_NUM_THREADS"] = "1"
+    return ["-n", str(min(os.cpu_count() or 1, 4))]
 
 
 def seed_of_commit() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -51,3 +52,14 @@ def test_llama_with_our_feed_forward_layers() -> None:
     assert [row[0] for row in rows] == list("01234")
     assert all(float(difference) < 2e-3 and 1 < float(ours) < 7 for _, _, ours, difference in rows)
     assert float(rows[-1][2]) < float(rows[0][2])
+
+
+def test_a_mixture_of_experts_from_scratch(tmp_path: Path) -> None:
+    pytest.importorskip("cudnn_gemm_grouped", reason="the example's experts are grouped")
+    sizes = ("--steps", "6", "--batch", "2", "--context", "32", "--hidden", "32", "--intermediate", "32", "--heads", "2", "--rate", "0.01")
+    output = run("examples/moe_language_model.py", "--device", "cpu", *sizes, "--json", str(tmp_path / "losses.json"))
+    assert "8 experts, 2 of them for each byte; 6 steps of 2 x 32 bytes on cpu" in output
+    result = json.loads((tmp_path / "losses.json").read_text())
+    plain, ours = result["plain torch"]["losses"], result["cudnn"]["losses"]
+    assert len(plain) == len(ours) == 6 and ours[-1] < ours[0] < 7
+    assert all(abs(one - other) <= 0.02 * one for one, other in zip(plain, ours, strict=True)) and result["worst"] <= result["bound"] == 0.02

@@ -10,7 +10,7 @@ COLORS = {
     "ours": "#D55E00",
     "ours-plain": "#E69F00",
     "cublas": "#7F7F7F",
-    "cublaslt": "#7F7F7F",
+    "cublaslt": "#B5B5B5",
     "torch-compile": "#0072B2",
     "quack": "#009E73",
     "quack-plain": "#8FD3BF",

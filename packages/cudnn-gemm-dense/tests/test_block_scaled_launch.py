@@ -220,7 +220,7 @@ def test_a_call_like_an_earlier_one_goes_straight_to_the_kernels(log):
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["both", "weights"])
 @pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("op", [op for op in HOOKS if op != "swiglu"])
+@pytest.mark.parametrize("op", HOOKS)
 def test_weights_converted_in_the_kernel(log, op, kind, mixed):
     """By configuration alone: B reaches the kernel as it comes, without scratch memory; the same numbers."""
     hooks = case(op, format=kind, mixed=mixed, config={"tile_m": 64, "tile_n": 128, "convert_b": True})

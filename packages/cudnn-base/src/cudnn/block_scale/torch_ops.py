@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from cudnn.block_scale.formats import FP4, FP8, Format, format_of, named_format
-from cudnn.block_scale.torch_launch import dequantize_on_device, quantize_on_device
 from cudnn.block_scale.layout import ScaleLayout, ceil_div
+from cudnn.block_scale.torch_launch import dequantize_on_device, quantize_on_device
 from cudnn.datatypes import dtype_name, torch_dtype
 from cudnn.device import require_arch
 from cudnn.reference.block_scale import dequantize_blocks, quantize_blocks, scales_from_blocked, scales_to_blocked

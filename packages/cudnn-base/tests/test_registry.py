@@ -120,7 +120,7 @@ def test_nothing_installed(site: Site) -> None:
         print(registry.available("GemmSwiglu"), registry.available("NoSuchName"), registry.available("ops.interleave_gate_up"))
         """)
     lines = output.splitlines()
-    assert lines[0] == "[] ['cudnn-gemm-dense', 'cudnn-gemm-grouped', 'cudnn-gemm-discrete', 'cudnn-graph'] []"
+    assert lines[0] == "[] ['cudnn-gemm-dense', 'cudnn-gemm-grouped', 'cudnn-gemm-discrete', 'cudnn-graph'] [('base', 'cudnn.block_scale.api')]"
     assert lines[1:] == [
         "False True",
         "KernelUnavailableError True cudnn-gemm-dense",
@@ -157,7 +157,7 @@ def test_names_resolve_once_and_aliases_are_the_same_object(site: Site) -> None:
         "False False",
         "False",
         "True cudnn_gemm_dense.api True",
-        "wrapper interleave {'cudnn-gemm-dense': 'ok'} [('gemm_dense', 'cudnn_gemm_dense.api')]",
+        "wrapper interleave {'cudnn-gemm-dense': 'ok'} [('gemm_dense', 'cudnn_gemm_dense.api'), ('base', 'cudnn.block_scale.api')]",
     ]
 
 

@@ -18,6 +18,7 @@ pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
 E4M3, E5M2, E8M0, FP4 = "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1fn"
 BF16 = GemmProblem("bfloat16", "bfloat16")
 WIDE, SPLIT, PLAIN = GemmConfig(128, 192, 2, 1, pingpong=True), GemmConfig(64, 64, split_k=4), GemmConfig(128, 128, 2, 1)
+CONVERT, CONVERT_SPLIT = GemmConfig(64, 128, convert_b=True), GemmConfig(64, 96, split_k=2, convert_b=True)
 MX = {"scale_dtype": E8M0, "scale_vec": 32}
 
 SPECS = {
@@ -28,6 +29,9 @@ SPECS = {
     "amax fp4": gemm_spec(BF16, GemmOptions(FP4, amax_rank=3), WIDE, "gemm_amax"),
     "amax fp4 split": gemm_spec(BF16, GemmOptions(FP4, amax_rank=1), SPLIT, "gemm_amax"),
     "swiglu fp8 ab12 amax": swiglu_spec(BF16, SwigluOptions(E5M2, "float32", amax_rank=1), PLAIN),
+    "weights mxfp8 converted": gemm_spec(GemmProblem("bfloat16", "bfloat16", b_format="mxfp8"), GemmOptions("bfloat16", bias_dtype="bfloat16"), CONVERT),
+    "weights nvfp4 converted split": gemm_spec(GemmProblem("float16", "float16", "float32", "m", b_format="nvfp4"), GemmOptions("float32", "m"), CONVERT_SPLIT),
+    "srelu mxfp4 converted": srelu_spec(GemmProblem("bfloat16", "bfloat16", b_format="mxfp4"), SreluOptions("bfloat16", E4M3, **MX), CONVERT),
     "swiglu halves amax": swiglu_spec(
         GemmProblem("bfloat16", "bfloat16", b_parts="halves"), SwigluOptions("float32", "bfloat16", "n", "concatenated", amax_rank=3), PLAIN
     ),

@@ -178,6 +178,34 @@ def test_scale_factors_without_a_quantised_output_are_left_alone():
     assert same_bits(outputs["d_tensor"], gemm_srelu_wrapper(**plain, sf_vec_size=32)["d_tensor"])
 
 
+@pytest.mark.parametrize("glu_layout", ["interleaved32", "concatenated", "separate"])
+def test_layouts_of_gate_and_up(glu_layout):
+    """Also under torch.compile, where a pair of weights has a pair of scale factors."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    for kind, mixed in (("nvfp4", False), ("mxfp8", True)):
+        hooks = case("swiglu", format=kind, mixed=mixed, glu_layout=glu_layout)
+        inputs = hooks.inputs(48, 192, 96, 2)
+        result = hooks.wrapper(inputs)
+        hooks.check(inputs, result)
+        outputs = hooks.outputs(48, 192, 96, 2)
+        op = hooks.build(inputs, outputs)
+        op.compile()
+        torch.compile(lambda inputs, outputs, op=op: op.execute(**inputs, **outputs), fullgraph=True, backend="aot_eager")(inputs, outputs)
+        assert all(same_bits(t, result[name]) for name, t in outputs.items())
+
+
+def test_results_of_configurations_are_compared_byte_by_byte():
+    """Packed 4-bit outputs and e8m0 factors, as the tuner has them."""
+    from cudnn.tuning.copies import disagreement
+
+    for dtype in (torch.float4_e2m1fn_x2, torch.float8_e8m0fnu):
+        found = torch.randint(0, 255, (64, 32), dtype=torch.uint8)
+        assert disagreement(found.view(dtype), found.clone().view(dtype), 0.0) is None
+        assert disagreement((found ^ 1).view(dtype), found.view(dtype), 0.0) == "2048 of 2048 elements differ from those of the default configuration"
+
+
 def test_a_quantised_output_of_16_bit_operands():
     """No operand has scale factors: what leaves has."""
     for dtype in (torch.bfloat16, torch.float16):

@@ -183,6 +183,47 @@ def test_amax_of_a_negative_number(kind):
         inputs["a_tensor"].view(torch.uint8).bitwise_xor_(0x88 if FORMATS[kind].element == FP4 else 0x80)
 
 
+CONVERTING = [{"tile_m": 64, "tile_n": tile_n, "split_k": split} for tile_n, split in ((128, 1), (64, 1), (192, 1), (32, 4), (96, 2), (128, 8))]
+
+
+@pytest.mark.parametrize("config", CONVERTING, ids=str)
+@pytest.mark.parametrize("kind", FORMATS)
+def test_weights_converted_in_the_kernel(kind, config):
+    """The same bits as with a kernel in front, for tiles that share a sum and tiles that do not, and tails in every direction; repeats are the same bits."""
+    for m, n, k, batches, a_major in (
+        (1, 64, 32, 1, "k"),
+        (16, 320, 160, 2, "m"),
+        (64, 1040, 4128, 1, "k"),
+        (131, 208, 1056, 2, "k"),
+        (16, 8192, 8192, 1, "k"),
+    ):
+        hooks = case("gemm", format=kind, mixed=True, a_major=a_major, config=config)
+        inputs = hooks.inputs(m, n, k, batches)
+        expected = hooks.wrapper(inputs)["d_tensor"]
+        hooks.config = {**config, "convert_b": True}
+        poisoned = hooks.poisoned(m, n, k, batches)["d_tensor"]
+        operation = hooks.build(inputs, {"d_tensor": poisoned.tensor})
+        operation(**inputs, d_tensor=poisoned.tensor)
+        poisoned.check("d_tensor")
+        hooks.check(inputs, {"d_tensor": poisoned.tensor})
+        assert same_bits(poisoned.tensor, expected)
+        for _ in range(20):
+            assert same_bits(hooks.wrapper(inputs)["d_tensor"], expected)
+
+
+@pytest.mark.parametrize("op", HOOKS)
+def test_every_operation_converts_in_the_kernel(op):
+    """Both operands quantised: A by a kernel in front, B inside."""
+    hooks = case(op, quantized=op in ("srelu", "dsrelu"), config={"tile_m": 64, "tile_n": 128, "convert_b": True})
+    for extents in ((16, 192, 96, 2), (300, 576, 2080, 1)):
+        inputs, poisoned = hooks.inputs(*extents), hooks.poisoned(*extents)
+        outputs = {name: p.tensor for name, p in poisoned.items()}
+        hooks.build(inputs, outputs)(**inputs, **outputs)
+        for name, p in poisoned.items():
+            p.check(name)
+        hooks.check(inputs, outputs)
+
+
 def test_scratch_of_the_caller_and_a_captured_call():
     """Nothing is allocated with a workspace given; a captured call converts again at each replay."""
     hooks = case("gemm", format="nvfp4", mixed=True)

@@ -51,6 +51,8 @@ def log(pretend, monkeypatch, fresh):
         def kernel(operands, others, scalars, clusters, handle):
             assert clusters == spec.config.resident_clusters(132) and handle == 0
             found.ran.append((spec, operands))
+            if spec.problem.b_format is not None:
+                operands = widened(FORMATS[spec.problem.b_format], *operands)
             dtypes = (spec.problem.a_dtype, *[spec.problem.b_dtype] * (len(operands) - 1))
             for t, dtype, major in zip(operands, dtypes, (spec.problem.a_major, *[spec.problem.b_major] * (len(operands) - 1)), strict=True):
                 assert t.stride(1 if major == "k" else 0) == 1 and str(t.dtype) == f"torch.{dtype}" and t.data_ptr() % 16 == 0
@@ -81,6 +83,15 @@ def log(pretend, monkeypatch, fresh):
     monkeypatch.setattr(DequantizeSpec, "build", build_dequantize)
     fresh(*(api.CALLS for api in (amax_api, dsrelu_api, gemm_api, srelu_api, swiglu_api)))
     return found
+
+
+def widened(fmt, a, b, scales):
+    """(A, B in A's dtype) of a kernel that converts B."""
+    assert b.dtype == scales.dtype == torch.uint8 and scales.dim() == 1 and b.stride(1) == 1 and scales.data_ptr() % 16 == 0
+    layout = ScaleLayout(b.shape[0], b.shape[1] * fmt.packed, b.shape[2], fmt.vec)
+    factors = scales.view(getattr(torch, fmt.scale)).as_strided(layout.physical_shape, layout.physical_stride)
+    data = b if fmt.packed == 2 else b.view(getattr(torch, fmt.element))
+    return a, dequantize_operand(data, factors, fmt.vec).to(a.dtype).permute(2, 0, 1).contiguous().permute(1, 2, 0)
 
 
 def plain(options, operands, others, scalars):
@@ -205,6 +216,50 @@ def test_a_call_like_an_earlier_one_goes_straight_to_the_kernels(log):
             assert len(log.ran) - count == (2 if hooks.mixed else 3)
             assert all(t is None or same_bits(t, first[name]) for name, t in again.items())
         assert plan.repeat is not None
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["both", "weights"])
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("op", HOOKS)
+def test_weights_converted_in_the_kernel(log, op, kind, mixed):
+    """By configuration alone: B reaches the kernel as it comes, without scratch memory; the same numbers."""
+    hooks = case(op, format=kind, mixed=mixed, config={"tile_m": 64, "tile_n": 128, "convert_b": True})
+    extents = (48, 192, 96, 2)
+    inputs = hooks.inputs(*extents)
+    result = hooks.wrapper(inputs)
+    is_right(hooks, inputs, {name: t for name, t in result.items() if t is not None})
+    assert len(log.ran) == (1 if mixed else 2)
+    spec, operands = log.ran[-1]
+    assert spec.problem.b_format == kind and spec.problem.b_dtype == "bfloat16" and len(operands) == 3
+    assert operands[1].data_ptr() == inputs["b_tensor"].data_ptr() and operands[2].data_ptr() == inputs["sfb_tensor"].data_ptr()
+    expected = case(op, format=kind, mixed=mixed).wrapper(inputs)
+    assert all(t is None or same_bits(t, expected[name]) for name, t in result.items())
+    if op == "gemm" and mixed:
+        operation = hooks.build(inputs, {name: result[name] for name in hooks.output_layouts(*extents)})
+        assert operation.check_support() and operation.workspace_bytes() == 0
+
+
+def test_where_weights_cannot_be_converted_in_the_kernel(log):
+    convert = {"tile_m": 64, "tile_n": 128, "convert_b": True}
+    for attributes, message in (
+        ({"config": {**convert, "tile_m": 128}}, "config: convert_b: needs tile_m 64"),
+        ({"config": {**convert, "cluster_n": 2}}, "clusters of 1x1"),
+        ({"config": {**convert, "k_atoms": 2}}, "k_atoms 1"),
+        ({"config": convert, "b_major": "n"}, "convert_b: needs an operand B with scale factors, contiguous along K"),
+    ):
+        hooks = case("gemm", mixed=True, **attributes)
+        with pytest.raises(ValueError, match=message):
+            hooks.wrapper(hooks.inputs(48, 192, 96, 1))
+    plain = GemmHooks()
+    with pytest.raises(ValueError, match="convert_b: needs an operand B with scale factors"):
+        plain.config = convert
+        plain.more = {}
+        gemm_api.gemm_wrapper(**plain.inputs(48, 192, 96, 1), config=convert)
+    assert not any(
+        config.convert_b
+        for op in (gemm_api,)
+        for config in op.fitting_configs(gemm_api.GemmProblem("bfloat16", "bfloat16"), gemm_api.GemmOptions("bfloat16").footprint)
+    )
 
 
 def test_float16_activations_make_float16_weights(log):

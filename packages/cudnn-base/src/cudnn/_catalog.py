@@ -362,13 +362,17 @@ NAMES: dict[str, dict[str, str]] = {
         "grouped_gemm_wgrad_wrapper_sm100": "gemm_grouped",
     },
     "ops": {
+        "block_scale_dequantize": "base",
+        "block_scale_quantize": "base",
         "deinterleave_gate_up": "gemm_dense",
+        "from_blocked": "base",
         "gemm_amax": "gemm_dense",
         "gemm_srelu": "gemm_dense",
         "gemm_swiglu": "gemm_dense",
         "interleave_gate_up": "gemm_dense",
         "layer_norm": "graph",
         "rms_norm": "graph",
+        "to_blocked": "base",
     },
     "ops.norm": {
         "layer_norm": "graph",

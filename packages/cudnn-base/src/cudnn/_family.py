@@ -19,4 +19,9 @@ FAMILY = Family(
         "registry": "cudnn.registry",
         "tune": "cudnn.tuning.api:tune",
     },
+    namespaces={
+        "ops": {name: f"cudnn.block_scale.torch_ops:{name}" for name in ("block_scale_dequantize", "block_scale_quantize", "from_blocked", "to_blocked")}
+    },
+    operations=("cudnn.block_scale.api",),
+    archs=("sm_90a",),
 )

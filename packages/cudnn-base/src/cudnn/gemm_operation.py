@@ -16,7 +16,7 @@ from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.datatypes import itemsize_bits
 from cudnn.device import current_device, device_info, require_arch, select_backend
 from cudnn.gemm_layout import Extents, Layout
-from cudnn.gemm_scratch import Converted, Preparation, Scaled, Transposed
+from cudnn.gemm_scratch import Converted, Preparation, Scaled, Transposed, as_bytes, dense_bytes
 from cudnn.memo import Memo
 from cudnn.streams import launch_handle, stream_context
 from cudnn.tensors import Metadata, check_alignment, check_same_device, is_jax_array, is_torch_tensor, metadata, require_torch_like
@@ -49,6 +49,17 @@ class Bound(NamedTuple):
     def kernel_problem(self) -> GemmProblem:
         """The problem as the kernel sees it: the matrix units read 8-bit and 32-bit elements along K only, so other operands are transposed first. Those with scale factors have a 16-bit dtype here already."""
         return self.problem if itemsize_bits(self.problem.a_dtype) == 16 else replace(self.problem, a_major="k", b_major="k")
+
+    def problem_in(self, config: GemmConfig) -> GemmProblem:
+        """As the kernel in ``config`` sees it: one that converts B gets it as it comes."""
+        b = [one for one in self.prepared if one.operand > 0]
+        if config.convert_b and len(b) == 1 and isinstance(b[0], Converted) and b[0].k_major:
+            return replace(self.kernel_problem, b_format=b[0].format)
+        return self.kernel_problem
+
+    def prepared_in(self, config: GemmConfig) -> tuple[Preparation, ...]:
+        """``prepared`` with a kernel in ``config`` behind it."""
+        return tuple(one for one in self.prepared if one.operand == 0) if config.convert_b else self.prepared
 
 
 class Launch(NamedTuple):
@@ -190,7 +201,7 @@ class GemmOperation(APIBase):
         problem, options, majors = self._check()
         bound = Bound(problem, options, majors, "sm90", self._preparations(problem, majors))
         if self.config is not None:
-            reason = self._unfit(bound.kernel_problem, options, self.config)
+            reason = self._unfit(bound.problem_in(self.config), options, self.config)
             if reason is not None:
                 raise ValueError(f"config: {reason}")
         bound = bound._replace(selected=select_backend(self.backend, list(zip(self._layout.names, self._samples, strict=True))))
@@ -221,9 +232,9 @@ class GemmOperation(APIBase):
 
         require_dsl(f"{type(self).__name__}.compile")
         problem, options = self._bound.kernel_problem, self._bound.options  # type: ignore[union-attr]
-        configs = self._configs(problem, options)
-        preparing = list(dict.fromkeys(one.spec for one in self._bound.prepared))  # type: ignore[union-attr]
-        built = build_together([*preparing, *(self._spec(problem, options, config) for config in configs)])
+        bound, configs = self._bound, self._configs(problem, options)
+        preparing = list(dict.fromkeys(one.spec for config in configs for one in bound.prepared_in(config)))  # type: ignore[union-attr]
+        built = build_together([*preparing, *(self._spec(bound.problem_in(config), options, config) for config in configs)])  # type: ignore[union-attr]
         self._preparing = dict(zip(preparing, built[: len(preparing)], strict=True))
         return dict(zip(configs, built[len(preparing) :], strict=True))
 
@@ -296,7 +307,7 @@ class GemmOperation(APIBase):
     def _scratch_bytes(self, config: GemmConfig, extents: Extents) -> int:
         bound = self._bound
         rows = (extents.m, *[extents.n // (self._operands - 1)] * (self._operands - 1))
-        copies = (one.bytes(rows[one.operand], extents.k, extents.batches) for one in bound.prepared)  # type: ignore[union-attr]
+        copies = (one.bytes(rows[one.operand], extents.k, extents.batches) for one in bound.prepared_in(config))  # type: ignore[union-attr]
         partials = (4 * prod(shape) for shape in self._partials(bound.options, config, extents))  # type: ignore[union-attr]
         return sum(ws_align(size) for size in (*copies, *partials))
 
@@ -405,11 +416,12 @@ class GemmOperation(APIBase):
                 self._launch(launch, tensors, scalars, handle, stream, workspace)
 
     def _launch(self, launch: Launch, tensors: Tensors, scalars: Scalars, handle: int, stream: Any, workspace: Any) -> None:
-        count = self._operands
-        operands, rest = tensors[:count], self._others(tensors)
+        operands, rest = tensors[: self._operands], self._others(tensors)
         if launch.scratch_bytes:
             operands, partials = self._scratch(launch, tensors, handle, stream, workspace)
             rest = (*rest, *partials)
+        if launch.config.convert_b:  # type: ignore[union-attr]
+            operands = (operands[0], as_bytes(tensors[1]), dense_bytes(tensors[self._scaled[-1].scale]))
         launch.kernel(operands, rest, scalars, launch.clusters, handle)  # type: ignore[misc]
 
     def _others(self, tensors: Tensors) -> Tensors:
@@ -431,7 +443,7 @@ class GemmOperation(APIBase):
                 raise ValueError(f"workspace is on {workspace.device}, needs {device}, the device of the operands")
             carver = WorkspaceCarver(workspace, launch.scratch_bytes, type(self).__name__, align=16)
             taken = list(tensors[: self._operands])
-            for one in self._bound.prepared:  # type: ignore[union-attr]
+            for one in self._bound.prepared_in(launch.config):  # type: ignore[union-attr, arg-type]
                 taken[one.operand] = one.run(self._preparing[one.spec], tensors, carver, handle)
             shapes = self._partials(self._bound.options, launch.config, launch.extents)  # type: ignore[union-attr, arg-type]
             partials = tuple(carver.take(prod(shape), torch.float32).view(shape[2], shape[0], shape[1]).permute(1, 2, 0) for shape in shapes)
@@ -522,7 +534,8 @@ class GemmOperation(APIBase):
         )
 
     def _kernel_for(self, config: GemmConfig) -> Callable[..., None]:
-        return self._compiled_kernel.get(config) or self._spec(self._bound.kernel_problem, self._bound.options, config).build()  # type: ignore[union-attr]
+        bound = self._bound
+        return self._compiled_kernel.get(config) or self._spec(bound.problem_in(config), bound.options, config).build()  # type: ignore[union-attr]
 
     def _timed_call(self, config: GemmConfig, extents: Extents, tensors: Tensors, scalars: Scalars) -> Callable[[], None]:
         device = tensors[0].get_device()

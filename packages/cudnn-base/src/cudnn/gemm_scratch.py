@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from cudnn.block_scale import E8M0, FP4, ScaleLayout
+from cudnn.block_scale import E8M0, FP4, ScaleLayout, format_of
 from cudnn.cutedsl.dequantize import DequantizeSpec
 from cudnn.cutedsl.transpose import TransposeSpec, pitch
 from cudnn.datatypes import itemsize_bits, torch_dtype
@@ -66,6 +66,11 @@ class Converted:
         return DequantizeSpec(
             self.dtype, E8M0 if self.scale_dtype in ("int8", "uint8") else self.scale_dtype, self.vec, self.target, self.k_major, not self.plain
         )
+
+    @property
+    def format(self) -> str:
+        """Name of the block-scaled format."""
+        return format_of(self.dtype, self.spec.scale, self.vec).name  # type: ignore[union-attr]
 
     def bytes(self, rows: int, k: int, batches: int) -> int:
         """As ``Transposed.bytes``."""

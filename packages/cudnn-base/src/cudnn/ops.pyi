@@ -1,5 +1,9 @@
 # Generated from the manifests by tools/generate_catalog.py (nox -s stubs). Do not edit.
 
+from cudnn.block_scale.torch_ops import block_scale_dequantize as block_scale_dequantize
+from cudnn.block_scale.torch_ops import block_scale_quantize as block_scale_quantize
+from cudnn.block_scale.torch_ops import from_blocked as from_blocked
+from cudnn.block_scale.torch_ops import to_blocked as to_blocked
 from cudnn_gemm_dense.amax.ops import gemm_amax as gemm_amax
 from cudnn_gemm_dense.srelu.ops import gemm_srelu as gemm_srelu
 from cudnn_gemm_dense.swiglu.layout import deinterleave_gate_up as deinterleave_gate_up

@@ -74,8 +74,9 @@ def available(name: str) -> bool:
 
 
 def operations() -> list[tuple[str, str]]:
-    """(family, module) for every operation of the usable families; each module exports `precompile_specs()`."""
-    return [(status.name, module) for status in _by_manifest() if status.state == "ok" for module in status.family.operations]
+    """(family, module) for every operation of the usable families, and last those of base itself; each module exports `precompile_specs()`."""
+    found = [(status.name, module) for status in _by_manifest() if status.state == "ok" for module in status.family.operations]
+    return [*found, *((_BASE.name, module) for module in _BASE.operations)]
 
 
 def refresh() -> None:

@@ -22,8 +22,8 @@ class DequantizeSpec(CachedSpec):
     - target: (rows, K, L), target[r, k, l] = source[r, k, l] * scale(r, k // vec, l), divided by norm_const where ``norm``: each step rounded to float32, then once to ``target``.
     - norm_const: float32 (1,).
 
-    ``k_major``: source and target have stride 1 along K, else along rows (8-bit elements alone). Lines of both start on 16 bytes, and hold a multiple of 8 elements. Extents, strides and pointers are
-    run-time values; there is no launch for an empty target.
+    ``k_major``: source and target have stride 1 along K, else along rows (8-bit elements alone). Both start on 16 bytes, lines of target too and those of source on 8 elements; lines hold a multiple of 8
+    elements. Extents, strides and pointers are run-time values; there is no launch for an empty target.
     """
 
     element: str

@@ -70,7 +70,7 @@ def disagreement(found: torch.Tensor, expected: torch.Tensor, tolerance: float) 
     allowed = 0.0
     if expected.dtype.itemsize == 1:
         allowed = _OUTLIERS
-    if not expected.dtype.is_floating_point or str(expected.dtype) == "torch.float8_e8m0fnu":
+    if not expected.dtype.is_floating_point or str(expected.dtype) in ("torch.float8_e8m0fnu", "torch.float4_e2m1fn_x2"):
         # Packed numbers and exponents; other integers are the same or wrong.
         bytes_found, bytes_expected = (t.contiguous().view(torch.uint8) for t in (found, expected))
         bad = bytes_found != bytes_expected

@@ -192,7 +192,8 @@ class GemmAmax(DenseOperation):
             RuntimeError: not compiled.
             ValueError: a tensor differs from what the object was compiled for, the tensors do not fit each other, an address is not a multiple of 16 bytes.
         """
-        scales = self._given({"sfa_tensor": sfa_tensor, "sfb_tensor": sfb_tensor})
+        plain = self._scales is None and sfa_tensor is sfb_tensor is None
+        scales = () if plain else self._given({"sfa_tensor": sfa_tensor, "sfb_tensor": sfb_tensor})
         if amax_tensor is not None and not amax_tensor.shape:
             amax_tensor = amax_tensor.reshape(1)
         self._run((a_tensor, b_tensor, c_tensor, amax_tensor, *scales), self._constant_scalars, current_stream, workspace)

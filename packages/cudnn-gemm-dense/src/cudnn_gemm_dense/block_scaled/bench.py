@@ -75,6 +75,19 @@ def _ours(config: Config) -> Candidate:
     )
 
 
+def _inside(name: str, kind: str) -> Candidate:
+    """Weights converted inside the kernel. For few rows: with many, each would be converted again for every 64 of them."""
+    config = {"tile_m": 64, "tile_n": 128, "convert_b": True}
+    return Candidate(
+        name,
+        f"cudnn gemm, {WEIGHTS[kind]}, converted inside the kernel",
+        lambda inputs: _bind(inputs, kind, config=config),
+        _output(kind),
+        whole=False,
+        in_place=True,
+    )
+
+
 def _dequantized(data: torch.Tensor, scales: torch.Tensor, table: torch.Tensor, vec: int) -> torch.Tensor:
     """(N, K) in bfloat16, in plain torch: what a compiler can make one kernel of. ``table``: the values of 4-bit codes."""
     import torch
@@ -164,6 +177,8 @@ BENCH = Benchmark(
     inputs=_inputs,
     ours=_ours,
     peers=(
+        _inside("ours-inside", "mxfp8"),
+        _inside("ours-inside-nvfp4", "nvfp4"),
         Candidate("ours-nvfp4", "cudnn gemm, weights in NVFP4", lambda inputs: _bind(inputs, "nvfp4"), _output("nvfp4"), whole=False, in_place=True),
         Candidate(
             "ours-both", "cudnn gemm, both operands in MXFP8", lambda inputs: _bind(inputs, both=True), _output("mxfp8", True), whole=False, in_place=True

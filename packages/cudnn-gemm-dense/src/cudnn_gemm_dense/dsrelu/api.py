@@ -193,7 +193,9 @@ class GemmDsrelu(SquaredReluOperation):
             alpha = self.alpha
         elif type(alpha) is not float:
             alpha = checks.as_scalar("alpha", alpha)
-        scales = self._given({"sfd_tensor": sfd_tensor, "norm_const_tensor": norm_const_tensor, "sfa_tensor": sfa_tensor, "sfb_tensor": sfb_tensor})
+        scales: Tensors = ()
+        if self._scales is not None or not (sfa_tensor is sfb_tensor is sfd_tensor is norm_const_tensor is None):
+            scales = self._given({"sfd_tensor": sfd_tensor, "norm_const_tensor": norm_const_tensor, "sfa_tensor": sfa_tensor, "sfb_tensor": sfb_tensor})
         tensors = (a_tensor, b_tensor, c_tensor, d_tensor, prob_tensor, dprob_tensor)
         if (amax_tensor is not None) != ("amax_tensor" in self._layout.names):
             raise ValueError(

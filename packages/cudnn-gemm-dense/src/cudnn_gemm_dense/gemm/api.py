@@ -181,7 +181,8 @@ class Gemm(DenseOperation):
         optional = (addend_tensor, bias_tensor)
         if tuple(t is not None for t in optional) != (self._has_addend, self._has_bias):
             raise ValueError(f"addend_tensor, bias_tensor: found {_given(*optional)}, needs them given or None as the samples were")
-        scales = self._given({"sfa_tensor": sfa_tensor, "sfb_tensor": sfb_tensor})
+        plain = self._scales is None and sfa_tensor is sfb_tensor is None
+        scales = () if plain else self._given({"sfa_tensor": sfa_tensor, "sfb_tensor": sfb_tensor})
         self._run((a_tensor, b_tensor, d_tensor, *[t for t in optional if t is not None], *scales), (alpha,), current_stream, workspace)
 
     @property

@@ -223,15 +223,10 @@ class GemmSwiglu(DenseOperation):
         """
         if type(alpha) is not float:
             alpha = checks.as_scalar("alpha", alpha)
-        scales = self._given(
-            {
-                "amax_tensor": amax_tensor,
-                "sfc_tensor": sfc_tensor,
-                "norm_const_tensor": norm_const_tensor,
-                "sfa_tensor": sfa_tensor,
-                "sfb_tensor": sfb_tensor,
-            }
-        )
+        scales: Tensors = ()
+        if self._scales is not None or not (sfa_tensor is sfb_tensor is amax_tensor is sfc_tensor is norm_const_tensor is None):
+            outputs = {"amax_tensor": amax_tensor, "sfc_tensor": sfc_tensor, "norm_const_tensor": norm_const_tensor}
+            scales = self._given({**outputs, "sfa_tensor": sfa_tensor, "sfb_tensor": sfb_tensor})
         if self.glu_layout == "separate" or type(b_tensor) in (tuple, list):
             halves = [half for _, half in named_b(b_tensor, self.glu_layout)]
             self._run((a_tensor, *halves, ab12_tensor, c_tensor, *scales), (alpha,), current_stream, workspace)

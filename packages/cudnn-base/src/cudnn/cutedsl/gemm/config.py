@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from operator import index
 
+from cudnn.block_scale.formats import FORMATS
 from cudnn.cutedsl.gemm.problem import GemmProblem
 
 SMEM_BYTES = 232448  # shared memory one CTA may use on compute capability 9.0
@@ -27,6 +28,7 @@ class GemmConfig:
     - ``raster``: ``"m"`` or ``"n"``, the direction in which neighbouring CTAs walk; ``group``: how many tiles wide a walk is before it
       turns, so that what it reads stays in L2.
     - ``k_atoms``: one step along K is this many times 128 bytes. Two or more make a small tile's reads long enough for device memory to serve whole pages.
+    - ``convert_b``: a B with scale factors is converted inside the kernel, by a warpgroup of its own, instead of by a kernel in front: it is read once, as small as it comes. For tiles of 64 rows.
     - ``stages``: the most stages of the operand pipeline, at least 2; what shared memory leaves after the epilogue bounds it. None sets
       no other bound.
     """
@@ -41,6 +43,7 @@ class GemmConfig:
     group: int = 8
     stages: int | None = None
     k_atoms: int = 1
+    convert_b: bool = False
 
     @classmethod
     def of(cls, value: GemmConfig | Mapping[str, object]) -> GemmConfig:
@@ -81,8 +84,12 @@ class GemmConfig:
         return (self.split_k - 1) * self.tile_m * self.tile_n * 4
 
     def stage_bytes(self, problem: GemmProblem) -> int:
-        """Bytes of A and B in one pipeline stage."""
-        return (self.tile_m + self.tile_n) * TILE_K_BYTES * self.k_atoms
+        """Bytes of operands in one pipeline stage."""
+        bytes_ = (self.tile_m + self.tile_n) * TILE_K_BYTES * self.k_atoms
+        if self.convert_b and problem.b_format is not None:
+            # B as it comes, beside B as it is multiplied.
+            bytes_ += self.tile_n * TILE_K_BYTES * 8 // problem.operand_bits // FORMATS[problem.b_format].packed
+        return bytes_
 
     def stages_for(self, problem: GemmProblem, epilogue_bytes: int) -> int:
         """Pipeline depth: as many stages as fit beside ``epilogue_bytes`` of the epilogue, MAX_STAGES at most."""
@@ -103,6 +110,16 @@ class GemmConfig:
             return f"cluster: found {self.cluster_m}x{self.cluster_n}, needs 1, 2 or 4 each and at most 4 CTAs together"
         if self.k_atoms not in (1, 2, 4):
             return f"k_atoms: found {self.k_atoms}, needs 1, 2 or 4"
+        if self.convert_b != (problem.b_format is not None):
+            return (
+                "convert_b: needs an operand B with scale factors, contiguous along K"
+                if self.convert_b
+                else "convert_b: needs to be True for a B in a block-scaled format"
+            )
+        if self.convert_b and (self.tile_m != 64 or self.pingpong or self.k_atoms > 1 or self.cluster_m * self.cluster_n > 1):
+            return "convert_b: needs tile_m 64, the cooperative schedule, clusters of 1x1 and k_atoms 1: a warpgroup that converts takes the place of a second consumer"
+        if self.convert_b and (problem.operand_bits != 16 or problem.b_parts != "single" or problem.grouping != "dense" or problem.b_major != "k"):
+            return "convert_b: needs 16-bit products of one weight tensor that is contiguous along K, without groups"
         if problem.promotes and self.k_atoms > 1:
             return "k_atoms > 1: 8-bit operands with full accumulation take their sums every 128 elements"
         if problem.promotes and self.pingpong:
@@ -136,12 +153,12 @@ class GemmConfig:
         return asdict(self)
 
     def __str__(self) -> str:
-        return f"{self.tile_m}x{self.tile_n}{'-pingpong' if self.pingpong else ''}-cluster{self.cluster_m}x{self.cluster_n}{f'-split{self.split_k}' if self.split_k > 1 else ''}-{self.raster}{self.group}{f'-k{self.k_atoms}' if self.k_atoms > 1 else ''}"
+        return f"{self.tile_m}x{self.tile_n}{'-pingpong' if self.pingpong else ''}-cluster{self.cluster_m}x{self.cluster_n}{f'-split{self.split_k}' if self.split_k > 1 else ''}-{self.raster}{self.group}{f'-k{self.k_atoms}' if self.k_atoms > 1 else ''}{'-convert' if self.convert_b else ''}"
 
 
 def _field(name: str, given: object) -> object:
     """The value of a field, NumPy's integers as Python's; ValueError for another type."""
-    kind: type = {"pingpong": bool, "raster": str}.get(name, int)
+    kind: type = {"pingpong": bool, "convert_b": bool, "raster": str}.get(name, int)
     if kind is int and given is None and name == "stages":
         return None
     if kind is int and not isinstance(given, bool):

@@ -63,6 +63,10 @@ class Strided(LoopInvariant):
     def stage_bytes(self) -> int:
         return (self.config.tile_m * self.a_dtype.width + self.config.tile_n * self.b_dtype.width) * self.tile_k // 8
 
+    def raw_bytes(self) -> int:
+        """Bytes of a stage beside those that the matrix instructions read."""
+        return 0
+
     @cute.jit
     def views(self, tensors):
         """Host side: A (M, K, planes) and the tensors of B (N, K, planes)."""
@@ -313,6 +317,10 @@ class MappedSteps(RaggedSteps):
 
 def source_for(problem: GemmProblem) -> type[Strided]:
     """The operand source of ``problem``."""
+    if problem.b_format is not None:
+        from cudnn.cutedsl.gemm.convert import QuantizedB
+
+        return QuantizedB
     if problem.grouping == "dense":
         return Strided
     if problem.grouping == "rows":

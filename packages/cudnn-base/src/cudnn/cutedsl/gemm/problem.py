@@ -28,6 +28,8 @@ class GemmProblem:
     ``b_pointers``: in groups of rows, every group's B is somewhere else, and their addresses are a tensor on the device. ``step_blocks``: in groups of steps, operands are contiguous along K where their major says so, and lie group
     after group, each a matrix of its own. ``unit_axes``: in groups of rows, tensors with rows are passed with a third axis of one element, and B as (N, K, L) in the place of (L, N, K).
 
+    ``b_format``: the block-scaled format in which B reaches the kernel, as bytes and with scale factors, to become ``b_dtype`` in shared memory; None where it comes in ``b_dtype``.
+
     ``fast_accumulation`` is about 8-bit operands, whose products the matrix cores add with fewer bits than float32 has: False takes the sum
     of every 128 products along K into float32 registers, True leaves it to the matrix cores.
     """
@@ -43,6 +45,7 @@ class GemmProblem:
     b_pointers: bool = False
     step_blocks: bool = False
     unit_axes: bool = False
+    b_format: str | None = None
 
     def __post_init__(self) -> None:
         for name, value, allowed in (

@@ -19,7 +19,7 @@ from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.cutedsl.gemm.scheduler import DenseScheduler, GroupedScheduler
 from cudnn.cutedsl.invariant import LoopInvariant
 
-WARPGROUP = 128
+WARPGROUP, WARPS = 128, 4
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, 232  # 40 x 128 + 232 x 256 = 64,512 of 65,536
 # Named barriers; 0 is sync_threads.
 EPILOGUE_BARRIER, ORDER_BARRIER = 1, 3
@@ -52,15 +52,17 @@ class GemmSm90(LoopInvariant):
             raise ValueError(f"config {config}: {reason}")
         self.stages = config.stages_for(problem, self.epilogue_bytes)
         self.operands = source_for(problem)(problem, config, a_dtype, b_dtype, self.stages)
+        self.converters = 1 if config.convert_b else 0
         if problem.grouping == "dense":
             self.scheduler = DenseScheduler(config, self.operands.tile_k)
         else:
             # A group of no steps has nothing to add.
             self.scheduler = GroupedScheduler(config, problem.grouping, self.operands.tile_k, skip_empty=any(op.adds for op in epilogue.stores))
         self.consumers = config.consumer_warpgroups
-        self.threads = (1 + self.consumers) * WARPGROUP
+        self.threads = (1 + self.consumers + self.converters) * WARPGROUP
         self.cluster = config.cluster_size
         self.exchange_values = config.exchange_bytes // 4
+        self.raw_bytes = self.stages * self.operands.raw_bytes()
 
     @cute.jit
     def __call__(self, operands, tensors, scalars, max_clusters: Int32, stream):
@@ -75,13 +77,14 @@ class GemmSm90(LoopInvariant):
 
         @cute.struct
         class Storage:
-            barriers: cute.struct.MemRange[cutlass.Int64, self.stages * 2]
+            barriers: cute.struct.MemRange[cutlass.Int64, self.stages * (2 + self.converters)]
             a: cute.struct.Align[cute.struct.MemRange[self.a_dtype, cute.cosize(a_layout)], 1024]
             b: cute.struct.Align[cute.struct.MemRange[self.b_dtype, cute.cosize(b_layout)], 1024]
             ring: cute.struct.Align[cute.struct.MemRange[cutlass.Uint8, self.epilogue_bytes], 1024]
             ring_barriers: cute.struct.MemRange[cutlass.Int64, self.epilogue_barriers]
             exchange_barriers: cute.struct.MemRange[cutlass.Int64, 2 * self.consumers]
             exchange: cute.struct.Align[cute.struct.MemRange[cutlass.Float32, self.exchange_values], 128]
+            raw: cute.struct.Align[cute.struct.MemRange[cutlass.Uint8, self.raw_bytes], 1024]
 
         self.storage = Storage
         clusters = cutlass.min(self.scheduler.most_tiles(schedule), max_clusters)
@@ -128,7 +131,7 @@ class GemmSm90(LoopInvariant):
         ab = pipeline.PipelineTmaAsync.create(
             barrier_storage=storage.barriers.data_ptr(),
             num_stages=self.stages,
-            producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
+            producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, 1 + WARPS * self.converters),
             consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, (config.cluster_m + config.cluster_n - 1) * readers * 4),
             tx_count=self.operands.stage_bytes(),
             cta_layout_vmnk=cute.make_layout((1, config.cluster_m, config.cluster_n, config.split_k)),
@@ -137,6 +140,12 @@ class GemmSm90(LoopInvariant):
         if cutlass.const_expr(self.epilogue_barriers > 0):
             if warp == 0:
                 init_barriers(storage.ring_barriers.data_ptr(), self.epilogue_barriers)
+        staged = None
+        if cutlass.const_expr(self.converters > 0):
+            raw_layout = self.operands.raw_layout()
+            staged = (storage.raw.get_tensor(raw_layout.outer, swizzle=raw_layout.inner), storage.barriers.data_ptr() + 2 * self.stages)
+            if warp == 0:
+                init_barriers(staged[1], self.stages)
         exchange = None
         if cutlass.const_expr(config.split_k > 1):
             exchange = Exchange(self, storage.exchange.data_ptr(), storage.exchange_barriers.data_ptr(), part)
@@ -147,6 +156,8 @@ class GemmSm90(LoopInvariant):
         sB = storage.b.get_tensor(b_layout.outer, swizzle=b_layout.inner)
         pipeline.pipeline_init_wait(cluster_shape_mn=(self.cluster, 1))
 
+        loaded = staged if cutlass.const_expr(self.converters > 0) else sB
+
         block, _, _ = cute.arch.block_idx()
         grid, _, _ = cute.arch.grid_dim()
         first, step = block // self.cluster, grid // self.cluster
@@ -154,15 +165,26 @@ class GemmSm90(LoopInvariant):
         if group == 0:
             cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
             if warp == 0:
-                self.produce(ab, self.operands.loader(loads, table, sA, sB, cta_layout, cta_m, cta_n), schedule, first, step, cta_m, cta_n, part)
+                self.produce(ab, self.operands.loader(loads, table, sA, loaded, cta_layout, cta_m, cta_n), schedule, first, step, cta_m, cta_n, part)
         else:
             cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
             consumer = group - 1
             in_group = thread % WARPGROUP
-            ring = storage.ring.data_ptr() + cute.assume(consumer * (self.epilogue_bytes // self.consumers), divby=1024)
-            ring_barriers = storage.ring_barriers.data_ptr() + consumer * (self.epilogue_barriers // self.consumers)
-            driver = EpilogueDriver(self.epilogue, config, fusion, self.operands.rows, ring, ring_barriers, in_group, EPILOGUE_BARRIER + consumer)
-            self.consume(ab, sA, sB, driver, schedule, columns, first, step, cta_m, cta_n, part, exchange, in_group, consumer)
+            if cutlass.const_expr(self.converters > 0):
+                if group > self.consumers:
+                    self.operands.converter(staged, sB, table, columns, in_group).run(ab, self.scheduler, schedule, first, step, part)
+                else:
+                    driver = self.driver(storage, fusion, in_group, consumer)
+                    self.consume(ab, sA, sB, driver, schedule, columns, first, step, cta_m, cta_n, part, exchange, in_group, consumer)
+            else:
+                driver = self.driver(storage, fusion, in_group, consumer)
+                self.consume(ab, sA, sB, driver, schedule, columns, first, step, cta_m, cta_n, part, exchange, in_group, consumer)
+
+    def driver(self, storage, fusion, thread: Int32, consumer: Int32) -> EpilogueDriver:
+        """The epilogue of warpgroup ``consumer``."""
+        ring = storage.ring.data_ptr() + cute.assume(consumer * (self.epilogue_bytes // self.consumers), divby=1024)
+        ring_barriers = storage.ring_barriers.data_ptr() + consumer * (self.epilogue_barriers // self.consumers)
+        return EpilogueDriver(self.epilogue, self.config, fusion, self.operands.rows, ring, ring_barriers, thread, EPILOGUE_BARRIER + consumer)
 
     @cute.jit
     def produce(self, ab, loader, schedule, first: Int32, step: Int32, cta_m: Int32, cta_n: Int32, part: Int32):

@@ -1,0 +1,192 @@
+"""B in a block-scaled format, converted between its arrival in shared memory and the matrix instructions.
+
+| who | does |
+|---|---|
+| producer (warp 0 of warpgroup 0) | waits for an empty stage; copies A's tile, and B's as it lies in memory, 8 or 4 bits an element |
+| converter (the warpgroup behind the consumers) | waits for B's bytes; widens them, multiplies them with their scale factors, writes them as the matrix instructions read them |
+| consumer | as ever: waits for a full stage, multiplies, releases it |
+
+A stage has room for A, for B's bytes and for B. Its *full* barrier completes when A's bytes have arrived and each warp of converters has said that its part of B is written and visible to the
+asynchronous proxy; one more barrier says that B's bytes have arrived. An empty stage is empty in all three: who converts is done before anybody can multiply, and release.
+
+Scale factors come straight from memory, each thread's for the next step while it converts this one.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+from cutlass import Float32, Int32, Int64, Uint8, Uint32
+from cutlass.cute.nvgpu.common import CopyUniversalOp
+
+from cudnn.block_scale import FORMATS, FP4, Format, blocked_offset
+from cudnn.cutedsl import layout
+from cudnn.cutedsl.block_scale import as_float, e2m1_to_bf16, scale_bits
+from cudnn.cutedsl.epilogue.op import TensorSpec
+from cudnn.cutedsl.gemm.config import GemmConfig
+from cudnn.cutedsl.gemm.operands import Strided, StridedLoader
+from cudnn.cutedsl.gemm.problem import GemmProblem
+from cudnn.cutedsl.invariant import LoopInvariant
+from cudnn.datatypes import cutlass_dtype
+
+THREADS, WARPS = 128, 4
+RUN = 16  # neighbours along K that a thread converts at once: never more than a block
+LANES = 4  # threads that share a row of a step
+ROWS = THREADS // LANES
+
+
+class QuantizedB(Strided):
+    """A (M, K, L) as ever; B as bytes, (N, K, L) of 8-bit or (N, K/2, L) of 4-bit elements, contiguous along K; the bytes of its blocked scale factors."""
+
+    def __init__(self, problem: GemmProblem, config: GemmConfig, a_dtype, b_dtype, stages: int):
+        super().__init__(problem, config, a_dtype, b_dtype, stages)
+        self.format: Format = FORMATS[problem.b_format]  # type: ignore[index]
+        self.raw_k = self.tile_k // self.format.packed  # bytes of a row of one step
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        return super().specs[0], TensorSpec(Uint8, ("n", "bytes of k", "l"), 1), TensorSpec(Uint8, ("factors of b",), 0)
+
+    @cute.jit
+    def views(self, tensors):
+        return tensors[0], tensors[1:2]
+
+    def stage_bytes(self) -> int:
+        return self.config.tile_m * self.a_dtype.width * self.tile_k // 8
+
+    def raw_bytes(self) -> int:
+        """Bytes of B that a step copies."""
+        return self.config.tile_n * self.raw_k
+
+    def raw_layout(self):
+        return layout.swizzled(Uint8, (self.config.tile_n, self.raw_k), True, self.stages)
+
+    @cute.jit
+    def descriptors(self, tensors):
+        c = self.config
+        a_layout, _ = self.smem_layouts()
+        a = self._load(layout.for_tma(tensors[0], self.a_k_major), cute.slice_(a_layout, (None, None, 0)), (c.tile_m, self.tile_k), 1, 1)
+        raw = cute.slice_(self.raw_layout(), (None, None, 0))
+        b = self._load(layout.for_tma(tensors[1], True), raw, (c.tile_n, self.raw_k), 1, 1)
+        return a, b
+
+    def table(self, tensors):
+        """The bytes of the scale factors, and K."""
+        return tensors[2], tensors[0].shape[1]
+
+    def loader(self, descriptors, table, sA, staged, cta_layout, cta_m, cta_n):
+        return QuantizedLoader(self, descriptors, sA, staged)
+
+    def converter(self, staged, sB, table, columns: Int32, thread: Int32) -> Converter:
+        scales, k = table
+        return Converter(self, staged, sB, scales, columns, k, thread)
+
+
+class QuantizedLoader(StridedLoader):
+    def __init__(self, source: QuantizedB, descriptors, sA, staged):
+        raw, self.barriers = staged
+        self.source, self.descriptors = source, descriptors
+        self.sA, self.raw = cute.group_modes(sA, 0, 2), cute.group_modes(raw, 0, 2)
+
+    def begin(self, tile):
+        pass
+
+    def load(self, tile, k_tile, stage, barrier):
+        source, c = self.source, self.source.config
+        row, k, plane = source.a_at(tile)
+        self._copy(0, self.sA, stage, (c.tile_m, source.tile_k), row, k, (0, k_tile, plane), 0, 1, barrier, {})
+        self._expect(stage)
+        k, plane = source.b_at(tile)
+        at = (tile.n, k_tile, plane)
+        self._copy(1, self.raw, stage, (c.tile_n, source.raw_k), 0, k // source.format.packed, at, 0, 1, self.barriers + stage, {})
+
+    @cute.jit
+    def _expect(self, stage: Int32):
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(self.barriers + stage, self.source.raw_bytes())
+
+
+class Converter(LoopInvariant):
+    """The converting warpgroup. ``staged``: B's bytes in shared memory, and the barriers that tell of their arrival; ``scales``: the bytes of the scale factors; ``columns``: N; ``k``: K."""
+
+    from_fp8 = None  # what converts words of fp8 where the hardware is not there to do it
+
+    def __init__(self, source: QuantizedB, staged, sB, scales, columns: Int32, k: Int32, thread: Int32):
+        self.source, self.scales, self.columns, self.thread = source, scales, columns, thread
+        raw, self.barriers = staged
+        self.format = source.format
+        self.passes = source.config.tile_n // ROWS
+        self.row, self.chunk = thread // LANES, thread % LANES
+        self.blocks = cute.ceil_div(k, self.format.vec)
+        threads = cute.make_layout((ROWS, LANES), stride=(LANES, 1))
+        taken = RUN // self.format.packed
+        read = cute.make_tiled_copy_tv(cute.make_copy_atom(CopyUniversalOp(), Uint8, num_bits_per_copy=8 * taken), threads, cute.make_layout((1, taken)))
+        write = cute.make_tiled_copy_tv(cute.make_copy_atom(CopyUniversalOp(), source.b_dtype, num_bits_per_copy=128), threads, cute.make_layout((1, RUN)))
+        self.read, self.write = read, write
+        self.sources = read.get_slice(thread).partition_S(raw)
+        self.targets = write.get_slice(thread).partition_D(sB)
+        self.bytes = cute.make_rmem_tensor(self.sources[(None, 0, 0, 0)].shape, Uint8)
+        self.values = cute.make_rmem_tensor(self.targets[(None, 0, 0, 0)].shape, source.b_dtype)
+        self.codes = cute.make_rmem_tensor((self.passes,), Uint32)
+        self.ahead = cute.make_rmem_tensor((self.passes,), Uint32)
+
+    @cute.jit
+    def run(self, ab, scheduler, schedule, first: Int32, step: Int32, part: Int32):
+        """Convert every step of every tile of this CTA's list, in the order in which they are loaded."""
+        state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.source.stages)
+        place = scheduler.start(schedule, first)
+        while scheduler.more(schedule, place):
+            tile = scheduler.tile(schedule, place, Int32(0), Int32(0), part)
+            self.look_up(tile, Int32(0))
+            for k_tile in cutlass.range(tile.k_tiles, unroll=1):
+                for i in cutlass.range_constexpr(self.passes):
+                    self.codes[i] = self.ahead[i]
+                self.look_up(tile, k_tile + 1)
+                cute.arch.mbarrier_wait(self.barriers + state.index, state.phase)
+                for i in cutlass.range_constexpr(self.passes):
+                    self.convert(i, state.index)
+                # What this thread has written is visible to the matrix instructions before its warp says so.
+                cute.arch.fence_proxy("async.shared", space="cta")
+                cute.arch.sync_warp()
+                with cute.arch.elect_one():
+                    cute.arch.mbarrier_arrive(ab.producer_get_barrier(state))
+                state.advance()
+            place = scheduler.advance(schedule, place, step)
+
+    @cute.jit
+    def look_up(self, tile, k_tile: Int32):
+        """Ask for the scale factors of step ``k_tile``. Where there are none elements are 0, and so may the factor's byte be."""
+        block = (tile.k + k_tile * self.source.tile_k + self.chunk * RUN) // self.format.vec
+        row_atoms, block_atoms = Int64(cute.ceil_div(self.columns, 128)), cute.ceil_div(self.blocks, 4)
+        for i in cutlass.range_constexpr(self.passes):
+            row = tile.n * self.source.config.tile_n + i * ROWS + self.row
+            code = Uint32(0)
+            if (row < self.columns) & (block < self.blocks):
+                code = self.scales[blocked_offset(row, block, Int64(tile.group), row_atoms, block_atoms)].to(Uint32)
+            self.ahead[i] = code
+
+    def convert(self, i: int, stage: Int32) -> None:
+        """Rows ``i`` ROWS ... of a stage."""
+        cute.copy(self.read, self.sources[(None, i, 0, stage)], self.bytes)
+        widen(self.bytes, self.values, as_float(scale_bits(self.codes[i], self.format.scale)), self.format, self.from_fp8)
+        cute.copy(self.write, self.values, self.targets[(None, i, 0, stage)])
+
+
+def widen(raw: cute.Tensor, values: cute.Tensor, factor: Float32, fmt: Format, from_fp8=None) -> None:
+    """``values`` (16 elements) = those of ``raw`` (their bytes) times ``factor``, each step in float32. ``from_fp8``: what converts words of fp8 where the hardware is not there to do it."""
+    words = cute.recast_tensor(cute.make_tensor(raw.iterator, cute.make_layout(RUN // fmt.packed)), Uint32)
+    wide = cute.make_rmem_tensor((RUN,), Float32)
+    if fmt.element == FP4:
+        for w in range(RUN // 8):
+            for i, pair in enumerate(e2m1_to_bf16(words[w])):
+                wide[8 * w + 2 * i] = (pair << 16).bitcast(Float32)
+                wide[8 * w + 2 * i + 1] = (pair & Uint32(0xFFFF0000)).bitcast(Float32)
+    elif from_fp8 is not None:
+        wide.store(from_fp8(words))
+    else:
+        wide.store(cute.recast_tensor(words, cutlass_dtype(fmt.element)).load().to(Float32))
+    for i in range(RUN):
+        wide[i] = wide[i] * factor
+    flat = cute.make_tensor(values.iterator, cute.make_layout(RUN))
+    flat.store(wide.load().to(values.element_type))

@@ -1,6 +1,6 @@
 """Measuring operations against what people would use instead: ``python -m cudnn bench``.
 
-An operation brings a ``bench.py`` beside its API, which exports ``BENCH``, a ``Benchmark`` (and ``MORE``, further ones): problem sizes, random inputs, ours and the peers, the
+An operation brings a ``bench.py`` beside its API, which exports ``BENCH``, a ``Benchmark`` (or ``BENCHES``, several): problem sizes, random inputs, ours and the peers, the
 float32 reference, floating-point operations and bytes. Everything else is here: timing, correctness, floors, reports, plots.
 """
 

@@ -129,7 +129,8 @@ BENCH = Benchmark(
     host_shape=(128, 128, 128),
 )
 
-MORE = (
+BENCHES = (
+    BENCH,
     replace(
         BENCH,
         op="gemm_nn",

@@ -9,10 +9,9 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
-from cutlass.memory import SmemAllocator
 
-THREADS = 256
-WARPS = THREADS // 32
+from cudnn.cutedsl.pointwise_kernel import THREADS, add_up
+
 TAIL_ROWS = 64  # rows a block of ``ZeroTail`` answers for
 
 
@@ -98,21 +97,7 @@ class GatherRows:
             for column in cutlass.range(thread * width, source.shape[1], THREADS * width):
                 put(zeros, out, row, column, width)
         if cutlass.const_expr(self.dot):
-            self.add_up(total, rest[-1], row, thread)
-
-    @cute.jit
-    def add_up(self, total: Float32, target: cute.Tensor, row: Int32, thread: Int32):
-        """target[row] = the sum of the block's ``total``, always in the same order."""
-        sums = SmemAllocator().allocate_tensor(Float32, cute.make_layout(WARPS))
-        total = cute.arch.warp_reduction_sum(total)
-        if thread % 32 == 0:
-            sums[thread // 32] = total
-        cute.arch.sync_threads()
-        if thread == 0:
-            whole = sums[0]
-            for w in cutlass.range_constexpr(1, WARPS):
-                whole += sums[w]
-            target[row] = whole
+            add_up(total, rest[-1], row, thread)
 
 
 class ScatterRows:

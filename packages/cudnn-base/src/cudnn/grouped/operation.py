@@ -226,7 +226,7 @@ class RowsOperation(GroupedOperation):
         backend: str,
         config: GemmConfig | Mapping[str, object] | None,
     ) -> None:
-        self.glu_layout, self.b_major = glu_layout, b_major
+        self.glu_layout, self.b_major, self._layout_of_b = glu_layout, b_major, glu_layout
         owner = type(self).__name__
         for name, t in (
             ("a_tensor", sample_a),
@@ -376,10 +376,10 @@ class RowsOperation(GroupedOperation):
         if self.pointers:
             if b_ptrs is None or b_tensor is not None:
                 raise ValueError("Discrete execution requires b_ptrs, and no b_tensor: the object was compiled for weights by pointers")
-            return name_weights("b_ptrs", b_ptrs, self.glu_layout)
+            return name_weights("b_ptrs", b_ptrs, self._layout_of_b)
         if b_tensor is None or b_ptrs is not None:
             raise ValueError("Dense execution requires b_tensor, and no b_ptrs: the object was compiled for weights in one tensor")
-        return name_weights("b_tensor", b_tensor, self.glu_layout)
+        return name_weights("b_tensor", b_tensor, self._layout_of_b)
 
     def _bind(self, key: Any, tensors: Tensors) -> Launch:
         if self.pointers and is_torch_tensor(tensors[0]) and is_torch_tensor(tensors[self._operands - 1]):

@@ -38,11 +38,14 @@ def gather_rows(
     Returns:
         (out (R, H) in source's dtype, dot (R,) in float32 or None).
     """
+    import torch
+
     rows, _ = taken_rows(source, index)
     dot = None
     if other is not None:
-        others = other[: index.shape[0]] if other_index is None else taken_rows(other, other_index)[0]
-        dot = (rows.float() * others.float()).sum(-1)
+        places = torch.arange(index.shape[0], device=index.device) if other_index is None else other_index
+        others, exist = taken_rows(other, places)
+        dot = torch.where(exist, rows.float() * others.float(), 0).sum(-1)
     return rows if scale is None else (rows.float() * scale.float().unsqueeze(-1)).to(source.dtype), dot
 
 

@@ -24,7 +24,7 @@ from cudnn_gemm_grouped.moe.checks import (
     row_factors,
 )
 from cudnn_gemm_grouped.moe.ops import check_gate_up, input_gradient, named_weights
-from cudnn_gemm_grouped.moe.products import Form, check_features, column_sums, gated_linear, gated_linear_gradient, halves, linear, weight_gradient
+from cudnn_gemm_grouped.moe.products import Form, as_rows, check_features, column_sums, gated_linear, gated_linear_gradient, halves, linear, weight_gradient
 from cudnn_gemm_grouped.moe.routing import moe_route, of_choices, pair_factors
 from cudnn_gemm_grouped.moe.rows import gather_rows, sum_rows, zero_tail
 
@@ -138,8 +138,8 @@ def moe_mlp(
     first = needs_grad(x, *given[:-1], gate_up_bias, factors)
     keep = (first, not first and needs_grad(down))
     form = (act_func, scalars, glu_layout, bool(transposed), resolve(deterministic))
-    out, _, _ = experts_mlp(x.reshape(-1, hidden), *tensors, ends, token, pair, position, *form, *keep)
-    return out.view(x.shape)
+    out, _, _ = experts_mlp(x, *tensors, ends, token, pair, position, *form, *keep)
+    return out
 
 
 def swiglu_moe(routed_x: Tensor, Wg: Tensor, Wu: Tensor, Wd: Tensor, first_token_offset: Tensor) -> Tensor:  # noqa: N803
@@ -177,7 +177,7 @@ def swiglu_moe(routed_x: Tensor, Wg: Tensor, Wu: Tensor, Wd: Tensor, first_token
     first = needs_grad(routed_x, Wg, Wu)
     form = ("swiglu", list(DEFAULT_SCALARS), "separate", False, False)
     nothing = (None, None, None)
-    out, _, _ = experts_mlp(routed_x.view(-1, hidden), Wg, Wu, Wd, *nothing, ends, *nothing, *form, first, not first and needs_grad(Wd))
+    out, _, _ = experts_mlp(routed_x[0], Wg, Wu, Wd, *nothing, ends, *nothing, *form, first, not first and needs_grad(Wd))
     return out.unsqueeze(0)
 
 
@@ -215,17 +215,16 @@ def experts_mlp(
     keep_pre: bool,
     keep_activated: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(out, pre-activation (S, 2 I), activations (S, I)), the last two nothing (0,) where not kept. Without ``position`` the rows of x are sorted; ``factors`` are those of choices (T, k), or of rows."""
-    rows = x if token is None else gather_rows(x, token)[0]
+    """(out of x's shape (..., H), pre-activation (S, 2 I), activations (S, I)), the last two nothing (0,) where not kept. Without ``position`` the rows of x (S, H) are sorted; ``factors`` are those of choices (T, k), or of rows."""
+    rows = x if token is None else gather_rows(x.reshape(-1, x.shape[-1]), token)[0]
     prob = pair_factors(factors, pair)
     weights = [as_features(w, transposed) for w in (gate_up, up) if w is not None]
     form = Form(activation, GluScalars(*scalars), glu_layout)
     activated, pre = gated_linear(rows, weights, ends, bias=gate_up_bias, prob=prob, form=form, keep=keep_pre)
     del rows
     y = linear(activated, as_features(down, transposed), ends, bias=down_bias, prob=prob)
-    out = zero_tail(y, ends) if position is None else sum_rows(y, position.view(-1), x.shape[0])
-    nothing = x.new_empty(0)
-    return out, nothing if pre is None else pre, activated if keep_activated else nothing
+    out = zero_tail(y, ends) if position is None else sum_rows(y, position.view(-1), x.shape)
+    return out, x.new_empty(0) if pre is None else pre, activated if keep_activated else x.new_empty(0)
 
 
 @experts_mlp.register_fake
@@ -310,14 +309,14 @@ def experts_mlp_backward(
     del d_y, activated
     d_weights: list[Tensor] = []
     if need_gate or need_up:
-        rows = x if token is None else gather_rows(x, token)[0]
+        rows = x if token is None else gather_rows(x.reshape(-1, x.shape[-1]), token)[0]
         parts = (d_pre,) if glu_layout != "separate" else halves(d_pre)
         d_weights = [weight_as_stored(part, rows, ends, transposed) for part, need in zip(parts, (need_gate, need_up), strict=False) if need]
         del rows
     d_x = None
     if need_x:
         d_rows = input_gradient(d_pre, as_features(gate_up, not transposed), None if up is None else as_features(up, not transposed), ends)
-        d_x = zero_tail(d_rows, ends) if position is None else sum_rows(d_rows, position.view(-1), grad.shape[0])
+        d_x = zero_tail(d_rows, ends) if position is None else sum_rows(d_rows, position.view(-1), grad.shape)
     d_factors = None
     if need_factors:
         d_factors = dprob if position is None else of_choices(dprob, position)
@@ -327,7 +326,8 @@ def experts_mlp_backward(
 def _gradient_of_rows(grad: Tensor, token: Tensor | None, down_bias: Tensor | None, ends: Tensor) -> tuple[Tensor, Tensor | None]:
     """(the gradient of the experts' outputs, a row for each; its products with the rows of ``down_bias``, (S,), None without one)."""
     if token is None and down_bias is None:
-        return grad, None
+        return as_rows(grad), None
+    grad = grad.reshape(-1, grad.shape[-1])
     if down_bias is None:
         return gather_rows(grad, token)[0], None
     rows = grad.shape[0] if token is None else token.shape[0]
@@ -363,7 +363,7 @@ def _(
     needs,
 ):
     need_x, need_gate, need_up, need_down, need_gate_bias, need_down_bias, need_factors = needs
-    experts, hidden = ends.shape[0], grad.shape[1]
+    experts, hidden = ends.shape[0], grad.shape[-1]
 
     def weight(features, inputs):
         return grad.new_empty((experts, inputs, features) if transposed else (experts, features, inputs))

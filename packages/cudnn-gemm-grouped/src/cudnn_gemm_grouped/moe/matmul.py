@@ -217,7 +217,7 @@ def _summed(rows: Tensor, index: Tensor, tokens: int) -> Tensor:
     """(tokens, K), the sum of the rows that ``index`` says are of each, in their order."""
     ordered, order = torch.sort(index, stable=True)
     bounds = torch.arange(tokens + 1, dtype=torch.int32, device=index.device)
-    return sum_rows(rows, order.to(torch.int32), tokens, first=torch.searchsorted(ordered, bounds, out_int32=True))
+    return sum_rows(rows, order.to(torch.int32), (tokens, rows.shape[1]), first=torch.searchsorted(ordered, bounds, out_int32=True))
 
 
 @expert_matmul_backward.register_fake

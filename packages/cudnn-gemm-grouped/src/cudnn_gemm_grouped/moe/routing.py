@@ -153,7 +153,7 @@ gathered_rows.register_autograd(_backward_gather, setup_context=_setup_gather)
 @torch.library.custom_op("cudnn::moe_combine", mutates_args=())
 def combined_rows(y: Tensor, weights: Optional[Tensor], token: Tensor, pair: Tensor, position: Tensor) -> Tensor:  # noqa: UP045
     """The sum over j of weights[t, j] y[position[t, j]]."""
-    return sum_rows(y, position.view(-1), position.shape[0], weight=None if weights is None else weights.view(-1))
+    return sum_rows(y, position.view(-1), (position.shape[0], y.shape[1]), weight=None if weights is None else weights.view(-1))
 
 
 @combined_rows.register_fake

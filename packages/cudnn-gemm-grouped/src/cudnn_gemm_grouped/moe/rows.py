@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from cudnn.datatypes import dtype_name
@@ -64,19 +65,24 @@ def scatter_rows(source: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -
         _launch(source.device, _kernel("ScatterRowsSpec", dtype_name(source.dtype)), (as_rows(source), index, out))
 
 
-def sum_rows(source: torch.Tensor, index: torch.Tensor, rows: int, *, weight: torch.Tensor | None = None, first: torch.Tensor | None = None) -> torch.Tensor:
-    """out[t] = Σ weight[i] · source[index[i]] in float32 and in order, rounded once: over the equal shares of ``rows`` rows in ``index`` (P,), or from first[t] up to first[t + 1].
+def sum_rows(
+    source: torch.Tensor, index: torch.Tensor, shape: Sequence[int], *, weight: torch.Tensor | None = None, first: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A new tensor of ``shape`` (..., H), whose T rows are out[t] = Σ weight[i] · source[index[i]] in float32 and in order, rounded once: over the equal shares of the T rows in ``index`` (P,), or from first[t] up to
+    first[t + 1].
 
-    source (S, H), index int32, weight (P,) float32, first (rows + 1,) int32. What ``index`` names no row of does not count.
+    source (S, H), index int32, weight (P,) float32, first (T + 1,) int32. What ``index`` names no row of does not count.
     """
+    rows = prod(shape[:-1])
     count = index.shape[0] // rows if rows and first is None else 0
+    out = source.new_empty(shape)
     if not source.is_cuda:
-        return reference.sum_rows(source, index, count, rows, weight, first)
-    out = source.new_empty(rows, source.shape[1])
+        out.copy_(reference.sum_rows(source, index, count, rows, weight, first).view(shape))
+        return out
     if rows:
         kernel = _kernel("SumRowsSpec", dtype_name(source.dtype), weighted=weight is not None, ragged=first is not None)
         more = [t for t in (weight, first) if t is not None]
-        _launch(source.device, kernel, (as_rows(source), index, out, *more), count)
+        _launch(source.device, kernel, (as_rows(source), index, out.view(-1, shape[-1]), *more), count)
     return out
 
 

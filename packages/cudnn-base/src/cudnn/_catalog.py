@@ -147,8 +147,10 @@ NAMES: dict[str, dict[str, str]] = {
         "swiglu_mlp": "gemm_dense",
     },
     "gemm": {
+        "moe_grouped_matmul": "gemm_grouped",
         "situ_mlp": "gemm_dense",
         "swiglu_mlp": "gemm_dense",
+        "swiglu_moe": "gemm_grouped",
     },
     "gemm.cutedsl.dense.amax": {
         "GemmAmax": "gemm_dense",
@@ -311,8 +313,10 @@ NAMES: dict[str, dict[str, str]] = {
         "grouped_gemm_wgrad_wrapper_sm100": "gemm_grouped",
     },
     "gemm.ops": {
+        "moe_grouped_matmul": "gemm_grouped",
         "situ_mlp": "gemm_dense",
         "swiglu_mlp": "gemm_dense",
+        "swiglu_moe": "gemm_grouped",
     },
     "gemm.reference": {
         "GemmReferenceEngine": "graph",
@@ -369,8 +373,14 @@ NAMES: dict[str, dict[str, str]] = {
         "gemm_amax": "gemm_dense",
         "gemm_srelu": "gemm_dense",
         "gemm_swiglu": "gemm_dense",
+        "grouped_gemm": "gemm_grouped",
+        "grouped_gemm_glu": "gemm_grouped",
         "interleave_gate_up": "gemm_dense",
         "layer_norm": "graph",
+        "moe_combine": "gemm_grouped",
+        "moe_gather": "gemm_grouped",
+        "moe_mlp": "gemm_grouped",
+        "moe_route": "gemm_grouped",
         "rms_norm": "graph",
         "to_blocked": "base",
     },
@@ -379,7 +389,9 @@ NAMES: dict[str, dict[str, str]] = {
         "rms_norm": "graph",
     },
     "torch": {
+        "GroupedSwigluMLP": "gemm_grouped",
         "SwigluMLP": "gemm_dense",
+        "register_transformers_experts": "gemm_grouped",
     },
     "wrapper": {
         "Graph": "graph",

@@ -12,11 +12,14 @@ SOURCES = ("cudnn.cutedsl.pointwise", "cudnn.cutedsl.pointwise_kernel")
 
 @dataclass(frozen=True)
 class GatedGradientSpec(CachedSpec):
-    """The kernel for one activation of gated pairs, all tensors of one ``dtype`` (a name).
+    """The kernel for one activation of gated pairs, all matrices of one ``dtype`` (a name).
 
     The result of ``build()`` is called as ``kernel((pre, grad, out), (scale, ...), stream)``: pre (M, 2 I), the pre-activation; grad (M, I), which times ``scale`` is the gradient of the activated
     pair; out (M, 2 I), the gradient of pre, in pre's order. Behind ``scale`` come the activation's scalars. Rows are contiguous and start at multiples of 16 bytes; I is a multiple of 16 bytes, and where ``interleaved`` of 32 elements. ``gate_first``: which block, or half, comes
-    first.
+    first. ``alternating``: columns take turns instead, gate first.
+
+    ``prob``: the activated pair was multiplied by a factor per row, in groups of rows. Then it is ``kernel((pre, grad, out, prob, dprob, ends), ...)``: prob and dprob (M,) in float32, ends (E,) int32 of the groups. dprob is
+    written, and summed in a fixed order; rows from the last end on have a dprob of 0, and no out.
     """
 
     dtype: str
@@ -25,10 +28,13 @@ class GatedGradientSpec(CachedSpec):
     gate_first: bool = False
     arch: str = ARCH
     op: str = "gated_gradient"
+    alternating: bool = False
+    prob: bool = False
 
     @property
     def label(self) -> str:
-        return f"{self.op} {self.activation} {self.dtype} {'interleaved' if self.interleaved else 'halves'}"
+        layout = "alternating" if self.alternating else "interleaved" if self.interleaved else "halves"
+        return f"{self.op} {self.activation} {self.dtype} {layout}{' prob' if self.prob else ''}"
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -48,9 +54,13 @@ class GatedGradientSpec(CachedSpec):
         m, half, whole = cute.sym_int(), cute.sym_int(), cute.sym_int()
         pre, grad, out = (_fake(self.dtype, m, columns) for columns in (whole, half, whole))
         scalars = tuple(cutlass.Float32(1.0) for _ in range(1 + activation.scalar_count))
-        kernel = GatedGradient(activation, self.interleaved, self.gate_first)
+        kernel = GatedGradient(activation, self.interleaved, self.gate_first, self.alternating, self.prob)
+        vectors: tuple[Any, ...] = ()
+        if self.prob:
+            kinds = ((m, cutlass.Float32), (m, cutlass.Float32), (cute.sym_int(), cutlass.Int32))
+            vectors = tuple(cute.runtime.make_fake_tensor(kind, (extent,), stride=(1,), assumed_align=4) for extent, kind in kinds)
         stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=False)
-        return finish(cute.compile(kernel, (pre, grad, out), scalars, stream, options=f"--enable-tvm-ffi --gpu-arch {self.arch}"))
+        return finish(cute.compile(kernel, (pre, grad, out, *vectors), scalars, stream, options=f"--enable-tvm-ffi --gpu-arch {self.arch}"))
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,26 @@ def write(matrix: cute.Tensor, row: Int32, column: Int32, values: cute.Tensor):
     cute.autovec_copy(raw, chunk(matrix, row, column))
 
 
-class GatedGradient:
-    """out = the gradient of pre = gate and up, from that of what the activation makes of them."""
+@cute.jit
+def add_up(total: Float32, target: cute.Tensor, row: Int32, thread: Int32):
+    """target[row] = the sum of the block's ``total``, always in the same order."""
+    sums = SmemAllocator().allocate_tensor(Float32, cute.make_layout(WARPS))
+    total = cute.arch.warp_reduction_sum(total)
+    if thread % 32 == 0:
+        sums[thread // 32] = total
+    cute.arch.sync_threads()
+    if thread == 0:
+        whole = sums[0]
+        for w in cutlass.range_constexpr(1, WARPS):
+            whole += sums[w]
+        target[row] = whole
 
-    def __init__(self, activation, interleaved: bool, gate_first: bool):
-        self.activation, self.interleaved, self.gate_first = activation, interleaved, gate_first
+
+class GatedGradient:
+    """out = the gradient of pre = gate and up, from that of what the activation makes of them, times prob[m]; and dprob[m] = the sum over a row of what it makes times its gradient."""
+
+    def __init__(self, activation, interleaved: bool, gate_first: bool, alternating: bool, prob: bool):
+        self.activation, self.interleaved, self.gate_first, self.alternating, self.prob = activation, interleaved, gate_first, alternating, prob
 
     @cute.jit
     def __call__(self, tensors, scalars, stream):
@@ -51,22 +66,41 @@ class GatedGradient:
 
     @cute.kernel
     def kernel(self, tensors, scalars):
-        pre, grad, out = tensors
+        pre, grad, out = tensors[:3]
         thread, _, _ = cute.arch.thread_idx()
         row, _, _ = cute.arch.block_idx()
         width = 128 // grad.element_type.width
         columns = grad.shape[1]
+        scale, factor, total = scalars[0], Float32(1.0), Float32(0.0)
+        if cutlass.const_expr(self.prob):
+            ends = tensors[5]
+            factor = tensors[3][row]
+            if row >= ends[ends.shape[0] - 1]:
+                columns = Int32(0)
         for column in cutlass.range(thread * width, columns, THREADS * width):
-            first, second = column, columns + column
-            if cutlass.const_expr(self.interleaved):
-                first = column // 32 * 64 + column % 32
-                second = first + 32
-            gate_at, up_at = (first, second) if cutlass.const_expr(self.gate_first) else (second, first)
-            gate, up, grads = read(pre, row, gate_at), read(pre, row, up_at), read(grad, row, column)
-            for i in cutlass.range_constexpr(width):
-                gate[i], up[i], _ = self.activation.backward(gate[i], up[i], grads[i] * scalars[0], scalars[1:])
-            write(out, row, gate_at, gate)
-            write(out, row, up_at, up)
+            grads = read(grad, row, column)
+            if cutlass.const_expr(self.alternating):
+                pairs = (read(pre, row, 2 * column), read(pre, row, 2 * column + width))
+                for i in cutlass.range_constexpr(width):
+                    both, at = pairs[2 * i // width], 2 * i % width
+                    both[at], both[at + 1], value = self.activation.backward(both[at], both[at + 1], grads[i] * scale * factor, scalars[1:])
+                    total += grads[i] * scale * value
+                write(out, row, 2 * column, pairs[0])
+                write(out, row, 2 * column + width, pairs[1])
+            else:
+                first, second = column, grad.shape[1] + column
+                if cutlass.const_expr(self.interleaved):
+                    first = column // 32 * 64 + column % 32
+                    second = first + 32
+                gate_at, up_at = (first, second) if cutlass.const_expr(self.gate_first) else (second, first)
+                gate, up = read(pre, row, gate_at), read(pre, row, up_at)
+                for i in cutlass.range_constexpr(width):
+                    gate[i], up[i], value = self.activation.backward(gate[i], up[i], grads[i] * scale * factor, scalars[1:])
+                    total += grads[i] * scale * value
+                write(out, row, gate_at, gate)
+                write(out, row, up_at, up)
+        if cutlass.const_expr(self.prob):
+            add_up(total, tensors[4], row, thread)
 
 
 class SreluGradient:
@@ -97,18 +131,4 @@ class SreluGradient:
                 values[i] = factor * weighted
             write(out, row, column, values)
         if cutlass.const_expr(self.prob):
-            self.add_up(total, tensors[4], row, thread)
-
-    @cute.jit
-    def add_up(self, total: Float32, dprob: cute.Tensor, row: Int32, thread: Int32):
-        """dprob[row] = the sum of the block's ``total``, always in the same order."""
-        sums = SmemAllocator().allocate_tensor(Float32, cute.make_layout(WARPS))
-        total = cute.arch.warp_reduction_sum(total)
-        if thread % 32 == 0:
-            sums[thread // 32] = total
-        cute.arch.sync_threads()
-        if thread == 0:
-            whole = sums[0]
-            for w in cutlass.range_constexpr(1, WARPS):
-                whole += sums[w]
-            dprob[row] = whole
+            add_up(total, tensors[4], row, thread)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from cudnn.block_scale import FP4
-from cudnn.cache import fetch
-from cudnn.cutedsl.compile import ARCH, Compiled, dump, finish, load
+from cudnn.cutedsl.compile import ARCH, CachedSpec, Compiled, finish
 
 UNIT = 8  # elements a thread reads side by side: columns are a multiple of it, and so are rows of packed elements along columns
 
 
 @dataclass(frozen=True)
-class QuantizeSpec:
+class QuantizeSpec(CachedSpec):
     """The kernel for matrices of ``dtype``, elements of dtype ``element`` and scale factors of dtype ``scale`` for ``vec`` elements, all by their canonical names.
 
     The result of ``build()`` is called as ``kernel(tensors, stream)``, with the tensors in this order and without those that the options leave out:
@@ -46,21 +44,14 @@ class QuantizeSpec:
         directions = " and ".join(name for name, wanted in (("rows", self.along_rows), ("columns", self.along_columns)) if wanted)
         return f"{self.op} {self.dtype} to {self.element} {self.scale} {self.vec} along {directions}, {'blocked' if self.blocked else 'plain'} scales{', norm' if self.norm else ''}"
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return "cudnn.cutedsl.quantize", "cudnn.cutedsl.quantize_kernel"
+
     def fields(self) -> dict[str, Any]:
-        """What the cache keys by, besides sources and versions."""
         return {"kernel": "quantize", **asdict(self)}
 
-    def build(self) -> Callable[..., None]:
-        """The kernel, from the cache or compiled now. ImportError: the DSL is missing, or an inconsistent mix of its distributions is installed."""
-        from cudnn.dsl_check import require_dsl
-
-        require_dsl(self.op)
-        sources = ("cudnn.cutedsl.quantize", "cudnn.cutedsl.quantize_kernel")
-        result = fetch(self.fields(), sources, build=self.compile, dump=dump, load=load, label=self.label)
-        return result.function if isinstance(result, Compiled) else result
-
     def compile(self) -> Compiled:
-        """Compile now, past the cache."""
         import cutlass
         import cutlass.cute as cute
 

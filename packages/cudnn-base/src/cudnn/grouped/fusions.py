@@ -7,7 +7,7 @@ from typing import Any
 from cudnn.cutedsl.epilogue.grouped import GroupedGated, GroupedGatedGradient, GroupedProduct, WeightGradient
 from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.datatypes import cutlass_dtype
-from cudnn.grouped.options import DgluOptions, GluOptions, ProductOptions, WgradOptions
+from cudnn.grouped.options import HALVES, DgluOptions, GluOptions, ProductOptions, WgradOptions
 
 
 def _dtype(name: str | None) -> Any:
@@ -15,19 +15,23 @@ def _dtype(name: str | None) -> Any:
 
 
 def product(problem: GemmProblem, options: ProductOptions) -> GroupedProduct:
-    return GroupedProduct(_dtype(options.d_dtype), _dtype(options.c_dtype), _dtype(options.bias_dtype))
+    return GroupedProduct(
+        _dtype(options.d_dtype), _dtype(options.c_dtype), _dtype(options.bias_dtype), _dtype(options.addend_dtype), options.alpha, options.prob
+    )
 
 
 def glu(problem: GemmProblem, options: GluOptions) -> GroupedGated:
-    """In every layout the gate comes first: the published order of the interleave, and that of whole halves."""
+    """In every layout the gate comes first: the published order of the interleave, that of whole halves, and that of columns that take turns."""
     return GroupedGated(
         _dtype(options.d_dtype),
         _dtype(options.c_dtype),
         _dtype(options.bias_dtype),
         options.activation,
         gate_first=True,
-        split=options.glu_layout != "interleaved32",
+        split=options.glu_layout in HALVES,
         prob=options.prob,
+        alpha=options.alpha,
+        alternating=options.glu_layout == "alternating",
     )
 
 
@@ -38,12 +42,15 @@ def dglu(problem: GemmProblem, options: DgluOptions) -> GroupedGatedGradient:
         _dtype(options.d_dtype),
         options.activation,
         gate_first=True,
-        split=options.glu_layout != "interleaved32",
+        split=options.glu_layout in HALVES,
         activation_dtype=_dtype(options.activation_dtype),
         dbias_dtype=_dtype(options.dbias_dtype),
         round_dtype=_dtype(options.round_dtype),
         scaled_c=options.scaled_c,
         partials=options.partials,
+        prob=options.prob,
+        alpha=options.alpha,
+        alternating=options.glu_layout == "alternating",
     )
 
 

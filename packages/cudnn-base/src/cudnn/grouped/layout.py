@@ -100,3 +100,50 @@ class GroupedLayout(GemmLayout):
                     f"needs a multiple of {unit}{half} (16 bytes); pad {names[axis].upper()} with zeros"
                 )
         return None
+
+
+class PitchedLayout(GroupedLayout):
+    """As ``GroupedLayout``, but that the lines of matrices may be apart by any multiple of 16 bytes, and matrices of groups too. What is no matrix is compact."""
+
+    @staticmethod
+    def _fitting(rule: GroupedRule, meta: Metadata) -> list[str]:
+        if not rule.matrix:
+            return GroupedLayout._fitting(rule, meta)
+        fitting = [order for order in rule.orders if 0 in meta.shape or _nested(order, meta)]
+        if not fitting:
+            ways = " or ".join(",".join(str(rule.axes[axis]).upper() for axis in order) for order in rule.orders)
+            raise ValueError(
+                f"{rule.name}: found strides {meta.stride} for shape {meta.shape}, needs axes in the order {ways}, stride 1 along the last and lines that do not overlap; copy it into that"
+            )
+        return [",".join(str(rule.axes[axis]) for axis in order) for order in fitting]
+
+    def line_problem(self, metas: Sequence[Metadata], majors: Mapping[str, str]) -> str | None:
+        """None if every matrix keeps the 16-byte rule, else the first that does not."""
+        for i in self.matrices:
+            rule: GroupedRule = self.rules[i]  # type: ignore[assignment]
+            meta = metas[i]
+            names = [str(axis) for axis in rule.axes]
+            inner = names.index(majors[rule.name].rpartition(",")[2])
+            unit = 128 // itemsize_bits(meta.dtype)
+            if 0 in meta.shape:
+                continue
+            if rule.halves > 1 and meta.shape[inner] % (unit * rule.halves):
+                return f"{rule.name}: found {names[inner].upper()} = {meta.shape[inner]} contiguous {meta.dtype} elements, needs a multiple of {unit} in each half (16 bytes)"
+            for axis, (extent, step) in enumerate(zip(meta.shape, meta.stride, strict=True)):
+                if axis != inner and extent > 1 and step % unit:
+                    return (
+                        f"{rule.name}: found stride {step} of axis {axis}, {step * itemsize_bits(meta.dtype) // 8} bytes, needs a multiple of {unit} elements of {meta.dtype} "
+                        "(16 bytes); pad the pitch"
+                    )
+        return None
+
+
+def _nested(order: tuple[int, ...], meta: Metadata) -> bool:
+    """Whether axes, outermost first in ``order``, follow one another in memory without overlap, the last with stride 1. Strides of unit axes mean nothing."""
+    reach = 1
+    for axis in reversed(order):
+        if meta.shape[axis] > 1:
+            if meta.stride[axis] < reach or (axis == order[-1] and meta.stride[axis] != 1):
+                return False
+            reach = meta.stride[axis] * (meta.shape[axis] - 1) + reach
+    return True

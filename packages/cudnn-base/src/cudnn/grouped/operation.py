@@ -6,7 +6,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from cudnn import checks
 from cudnn.cutedsl.gemm.config import GemmConfig
@@ -24,8 +24,8 @@ from cudnn.grouped.checks import (
 )
 from cudnn.grouped.configs import candidates, choose, default_configs, unfit_reason
 from cudnn.grouped.layout import GroupedLayout, GroupedRule, vector
-from cudnn.grouped.options import B_PARTS, Options, kernel_spec
-from cudnn.reference import GLU_LAYOUTS
+from cudnn.grouped.options import B_PARTS, HALVES, Options, kernel_spec
+from cudnn.reference import GROUPED_GLU_LAYOUTS
 from cudnn.reference.grouped import offset_problem, tensor_at
 from cudnn.streams import stream_context
 from cudnn.tensor_desc import TensorDesc
@@ -55,9 +55,11 @@ class Scratch(NamedTuple):
 class GroupedOperation(GemmOperation):
     """A GEMM of groups whose ends, int32 (E,), only the device knows. See ``GemmOperation``."""
 
+    layout_class: ClassVar[type[GroupedLayout]] = GroupedLayout
+
     def __init__(self, samples: Samples, *, operands: int, backend: str, config: GemmConfig | Mapping[str, object] | None) -> None:
         super().__init__(
-            [(rule.name, t) for rule, t in samples], GroupedLayout([rule for rule, _ in samples]), operands=operands, backend=backend, config=config
+            [(rule.name, t) for rule, t in samples], self.layout_class([rule for rule, _ in samples]), operands=operands, backend=backend, config=config
         )
         self._validates = os.environ.get(VALIDATE, "0") not in ("", "0")
 
@@ -224,7 +226,7 @@ class RowsOperation(GroupedOperation):
         backend: str,
         config: GemmConfig | Mapping[str, object] | None,
     ) -> None:
-        self.glu_layout, self.b_major = glu_layout, b_major
+        self.glu_layout, self.b_major, self._layout_of_b = glu_layout, b_major, glu_layout
         owner = type(self).__name__
         for name, t in (
             ("a_tensor", sample_a),
@@ -243,8 +245,8 @@ class RowsOperation(GroupedOperation):
         self._b_order = self._order_of_b()
 
     def _weights(self, a: Any, b: Any, num_experts: Any, b_shape: Any, b_dtype: Any, n_major_tensors: bool) -> Weights:
-        if self.glu_layout not in GLU_LAYOUTS:
-            raise ValueError(f"glu_layout: found {self.glu_layout!r}, needs one of {', '.join(map(repr, GLU_LAYOUTS))}")
+        if self.glu_layout not in GROUPED_GLU_LAYOUTS:
+            raise ValueError(f"glu_layout: found {self.glu_layout!r}, needs one of {', '.join(map(repr, GROUPED_GLU_LAYOUTS))}")
         pair = self.glu_layout == "separate"
         pointers = b is None
         base = "b_ptrs" if pointers else "b_tensor"
@@ -327,7 +329,7 @@ class RowsOperation(GroupedOperation):
         extents = self._layout.extents(metas)
         self._check_columns(extents.n)
         if self.pointers and self.b_major == "n":
-            unit, half = 8, 2 if self.glu_layout != "interleaved32" else 1
+            unit, half = 8, 2 if self.glu_layout in HALVES else 1
             if extents.n % (unit * half):
                 raise ValueError(f'b_ptrs: found N = {extents.n} with b_major="n", so lines are not 16B aligned; needs a multiple of {unit * half}')
 
@@ -374,10 +376,10 @@ class RowsOperation(GroupedOperation):
         if self.pointers:
             if b_ptrs is None or b_tensor is not None:
                 raise ValueError("Discrete execution requires b_ptrs, and no b_tensor: the object was compiled for weights by pointers")
-            return name_weights("b_ptrs", b_ptrs, self.glu_layout)
+            return name_weights("b_ptrs", b_ptrs, self._layout_of_b)
         if b_tensor is None or b_ptrs is not None:
             raise ValueError("Dense execution requires b_tensor, and no b_ptrs: the object was compiled for weights in one tensor")
-        return name_weights("b_tensor", b_tensor, self.glu_layout)
+        return name_weights("b_tensor", b_tensor, self._layout_of_b)
 
     def _bind(self, key: Any, tensors: Tensors) -> Launch:
         if self.pointers and is_torch_tensor(tensors[0]) and is_torch_tensor(tensors[self._operands - 1]):

@@ -11,7 +11,8 @@ from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.datatypes import itemsize_bits
 
-B_PARTS = {"interleaved32": "single", "concatenated": "halves", "separate": "pair"}
+B_PARTS = {"interleaved32": "single", "concatenated": "halves", "separate": "pair", "alternating": "single"}
+HALVES = ("concatenated", "separate")  # layouts whose pre-activation is [gate | up]
 
 
 def _bits(*dtypes: str | None) -> int:
@@ -33,20 +34,24 @@ class Options:
 
 @dataclass(frozen=True)
 class ProductOptions(Options):
-    """D, C and the bias of the product alone."""
+    """D, C and the bias of the product alone. ``alpha``, ``prob``: whether groups and rows have factors; ``addend_dtype``: of what is added to the product."""
 
     d_dtype: str
     c_dtype: str | None = None
     bias_dtype: str | None = None
+    alpha: bool = True
+    prob: bool = True
+    addend_dtype: str | None = None
 
     @property
     def footprint(self) -> Footprint:
-        return Footprint(1, _bits(self.d_dtype, self.c_dtype), column_values=int(self.bias_dtype is not None))
+        loads = {} if self.addend_dtype is None else {"load_bits": _bits(self.addend_dtype), "loads": 1}
+        return Footprint(1, _bits(self.d_dtype, self.c_dtype), column_values=int(self.bias_dtype is not None), **loads)
 
 
 @dataclass(frozen=True)
 class GluOptions(Options):
-    """A gated pair: the activation, where gate and up lie, whether rows have factors."""
+    """A gated pair: the activation, where gate and up lie, whether rows and groups have factors."""
 
     d_dtype: str
     c_dtype: str | None = None
@@ -54,6 +59,7 @@ class GluOptions(Options):
     activation: str = "swiglu"
     glu_layout: str = "interleaved32"
     prob: bool = True
+    alpha: bool = True
 
     @property
     def footprint(self) -> Footprint:
@@ -62,7 +68,9 @@ class GluOptions(Options):
 
 @dataclass(frozen=True)
 class DgluOptions(Options):
-    """The gradient of a gated pair. ``round_dtype``: what the incoming gradient is rounded to; ``scaled_c``: whether beta counts; ``partials``: whether dprob is summed in a fixed order."""
+    """The gradient of a gated pair. ``round_dtype``: what the incoming gradient is rounded to; ``scaled_c``: whether beta counts; ``partials``: whether dprob is summed in a fixed order; ``prob``, ``alpha``: whether
+    rows have factors, whose gradient is dprob, and groups.
+    """
 
     c_dtype: str
     d_dtype: str
@@ -73,6 +81,8 @@ class DgluOptions(Options):
     round_dtype: str | None = None
     scaled_c: bool = True
     partials: bool = False
+    prob: bool = True
+    alpha: bool = True
 
     @property
     def footprint(self) -> Footprint:

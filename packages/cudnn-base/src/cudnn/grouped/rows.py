@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudnn import checks
 from cudnn.cutedsl.gemm.config import GemmConfig
@@ -13,7 +13,7 @@ from cudnn.gemm_operation import Scalars, Tensors, sample_metadata
 from cudnn.grouped.checks import OUTPUT_DTYPES
 from cudnn.grouped.layout import GroupedRule, vector
 from cudnn.grouped.operation import RowsOperation, Samples, Scratch
-from cudnn.grouped.options import DgluOptions, GluOptions
+from cudnn.grouped.options import HALVES, DgluOptions, GluOptions
 from cudnn.reference import cast
 from cudnn.reference.grouped import GluScalars, group_of_rows, grouped_gemm_dglu, grouped_gemm_glu
 
@@ -65,6 +65,7 @@ class GluRows(RowsOperation):
         b_major: str,
         activation: str,
         glu_layout: str,
+        n_major_tensors: bool = False,
         backend: str,
         config: GemmConfig | Mapping[str, object] | None,
         bias_dtypes: tuple[str, ...] = OUTPUT_DTYPES,
@@ -75,11 +76,12 @@ class GluRows(RowsOperation):
         self._bias_dtypes = bias_dtypes
         sample_metadata(type(self).__name__, "a_tensor", sample_a)
         unit = len(sample_a.shape) == 3
-        halves = 1 if glu_layout == "interleaved32" else 2
+        halves = 2 if glu_layout in HALVES else 1
         rest: Samples = [(self.matrix_rule("d_tensor", "n/2", unit), sample_d)]
         if sample_c is not None:
             rest.append((self.matrix_rule("c_tensor", "n", unit, halves), sample_c))
-        rest.append((vector("alpha_tensor", "e"), sample_alpha))
+        if sample_alpha is not None:
+            rest.append((vector("alpha_tensor", "e"), sample_alpha))
         if sample_prob is not None:
             rest.append((self.rows_rule("prob_tensor", unit), sample_prob))
         if sample_bias is not None:
@@ -94,10 +96,11 @@ class GluRows(RowsOperation):
             b_dtype=b_dtype,
             b_major=b_major,
             glu_layout=glu_layout,
+            n_major_tensors=n_major_tensors,
             backend=backend,
             config=config,
         )
-        self._has = {name: name in self._layout.names for name in ("c_tensor", "prob_tensor", "bias_tensor")}
+        self._has = {name: name in self._layout.names for name in ("c_tensor", "alpha_tensor", "prob_tensor", "bias_tensor")}
 
     def _check_tensors(self) -> None:
         super()._check_tensors()
@@ -113,8 +116,8 @@ class GluRows(RowsOperation):
 
     def _problem(self, majors: Mapping[str, str]) -> tuple[GemmProblem, GluOptions]:
         dtype = self._dtype
-        options = GluOptions(str(dtype("d_tensor")), dtype("c_tensor"), dtype("bias_tensor"), self.activation, self.glu_layout, self._has["prob_tensor"])
-        return self._row_problem(), options
+        prob, alpha = self._has["prob_tensor"], self._has["alpha_tensor"]
+        return self._row_problem(), GluOptions(str(dtype("d_tensor")), dtype("c_tensor"), dtype("bias_tensor"), self.activation, self.glu_layout, prob, alpha)
 
     def _kernel_scalars(self, scalars: Mapping[str, Any]) -> Scalars:
         return GluScalars(*scalars.values()) if self.activation == "geglu" else (0.0,)
@@ -123,13 +126,19 @@ class GluRows(RowsOperation):
         self, a: Any, weights: tuple[Any, ...], offsets: Any, c: Any, d: Any, alpha: Any, prob: Any, bias: Any, scalars: GluScalars, stream: Any, workspace: Any
     ) -> None:
         has = self._has
-        if has["c_tensor"] is (c is None) or has["prob_tensor"] is (prob is None) or has["bias_tensor"] is (bias is None):
-            for name, given in (("c_tensor", c), ("prob_tensor", prob), ("bias_tensor", bias)):
+        if (
+            has["c_tensor"] is (c is None)
+            or has["alpha_tensor"] is (alpha is None)
+            or has["prob_tensor"] is (prob is None)
+            or has["bias_tensor"] is (bias is None)
+        ):
+            for name, given in (("c_tensor", c), ("alpha_tensor", alpha), ("prob_tensor", prob), ("bias_tensor", bias)):
                 check_presence(name, given, has[name])
         tensors = [a, *weights, offsets, d]
         if c is not None:
             tensors.append(c)
-        tensors.append(alpha)
+        if alpha is not None:
+            tensors.append(alpha)
         if prob is not None:
             tensors.append(prob)
         if bias is not None:
@@ -144,7 +153,7 @@ class GluRows(RowsOperation):
             a,
             b,
             offsets,
-            given["alpha_tensor"],
+            given.get("alpha_tensor"),
             None if prob is None else prob.reshape(-1),
             given.get("bias_tensor"),
             activation=self.activation,
@@ -157,7 +166,9 @@ class GluRows(RowsOperation):
 
 
 class DgluRows(RowsOperation):
-    """The gradient of ``GluRows``: d = the gradient of c, dprob[m] += and dbias[e] += their sums, activation = prob[m] * act."""
+    """The gradient of ``GluRows``: d = the gradient of c, dprob[m] += and dbias[e] += their sums, activation = prob[m] * act. Alpha and beta are both given or neither; prob and dprob too."""
+
+    dbias_dtypes: ClassVar[tuple[str, ...]] = ("bfloat16",)
 
     def __init__(
         self,
@@ -193,12 +204,12 @@ class DgluRows(RowsOperation):
         self._scaled_c, self._round_dgrad, self._deterministic, self._scalars = scaled_c, bool(round_dgrad), deterministic, scalars
         sample_metadata(type(self).__name__, "a_tensor", sample_a)
         unit = len(sample_a.shape) == 3
-        halves = 1 if glu_layout == "interleaved32" else 2
+        halves = 2 if glu_layout in HALVES else 1
         rest: Samples = [(self.matrix_rule("c_tensor", "2n", unit, halves), sample_c), (self.matrix_rule("d_row_tensor", "2n", unit, halves), sample_d)]
         if sample_activation is not None:
             rest.append((self.matrix_rule("activation_tensor", "n", unit), sample_activation))
-        rest += [(vector(name, "e"), t) for name, t in (("alpha_tensor", sample_alpha), ("beta_tensor", sample_beta))]
-        rest += [(self.rows_rule(name, unit), t) for name, t in (("prob_tensor", sample_prob), ("dprob_tensor", sample_dprob))]
+        rest += [(vector(name, "e"), t) for name, t in (("alpha_tensor", sample_alpha), ("beta_tensor", sample_beta)) if t is not None]
+        rest += [(self.rows_rule(name, unit), t) for name, t in (("prob_tensor", sample_prob), ("dprob_tensor", sample_dprob)) if t is not None]
         if sample_dbias is not None:
             rest.append((GroupedRule("dbias_tensor", ("e", "2n", 1), ((0, 1, 2),)), sample_dbias))
         super().__init__(
@@ -217,20 +228,22 @@ class DgluRows(RowsOperation):
             config=config,
         )
         self.glu_layout = glu_layout
-        self._has = {name: name in self._layout.names for name in ("activation_tensor", "dbias_tensor")}
+        self._has = {name: name in self._layout.names for name in ("activation_tensor", "alpha_tensor", "prob_tensor", "dbias_tensor")}
 
     def _check_tensors(self) -> None:
         super()._check_tensors()
         self._check_output_dtypes(("c_tensor", "d_row_tensor"))
-        self._check_output_dtypes(("dbias_tensor",), ("bfloat16",))
+        self._check_output_dtypes(("dbias_tensor",), self.dbias_dtypes)
         if self._has["activation_tensor"]:
-            a, c, d, found = (self._dtype(name) for name in ("a_tensor", "c_tensor", "d_row_tensor", "activation_tensor"))
-            if self.activation != "geglu":
-                raise ValueError(f'activation_tensor: found one with act_func="d{self.activation}", needs "dgeglu"')
-            if not c == d == found == a:
-                raise ValueError(
-                    f"activation_tensor: found dtypes c_tensor {c}, d_row_tensor {d}, activation_tensor {found}, needs all of them {a}, as a_tensor"
-                )
+            self._check_activation()
+
+    def _check_activation(self) -> None:
+        """ValueError unless the activation, of which there is one, suits the operation."""
+        a, c, d, found = (self._dtype(name) for name in ("a_tensor", "c_tensor", "d_row_tensor", "activation_tensor"))
+        if self.activation != "geglu":
+            raise ValueError(f'activation_tensor: found one with act_func="d{self.activation}", needs "dgeglu"')
+        if not c == d == found == a:
+            raise ValueError(f"activation_tensor: found dtypes c_tensor {c}, d_row_tensor {d}, activation_tensor {found}, needs all of them {a}, as a_tensor")
 
     def _check_columns(self, n: int) -> None:
         if self.glu_layout == "interleaved32" and n % 32:
@@ -256,7 +269,9 @@ class DgluRows(RowsOperation):
             dtype("dbias_tensor"),
             dtype("a_tensor") if self._round_dgrad else None,
             self._scaled_c,
-            self._deterministic,
+            self._deterministic and self._has["prob_tensor"],
+            self._has["prob_tensor"],
+            self._has["alpha_tensor"],
         )
         return self._row_problem("single"), options
 
@@ -274,7 +289,7 @@ class DgluRows(RowsOperation):
 
     def _scratch_tensors(self, config: GemmConfig, extents: Extents) -> tuple[Scratch, ...]:
         wanted = list(self._maps(extents))
-        if self._deterministic:
+        if self._deterministic and self._has["prob_tensor"]:
             wanted.append(Scratch((-(-extents.n // config.tile_n), extents.m), "float32"))
         if self._has["dbias_tensor"]:
             wanted.append(Scratch((extents.m // ROW_BLOCK + extents.batches, 2 * extents.n), "float32"))
@@ -301,10 +316,13 @@ class DgluRows(RowsOperation):
         if has["activation_tensor"] is (activation is None) or has["dbias_tensor"] is (dbias is None):
             for name, given in (("activation_tensor", activation), ("dbias_tensor", dbias)):
                 check_presence(name, given, has[name])
+        if has["alpha_tensor"] and (alpha is None or beta is None) or has["prob_tensor"] and (prob is None or dprob is None):
+            for name, given in (("alpha_tensor", alpha), ("beta_tensor", beta), ("prob_tensor", prob), ("dprob_tensor", dprob)):
+                check_presence(name, given, True)
         tensors = [a, *weights, offsets, c, d]
         if activation is not None:
             tensors.append(activation)
-        tensors += [alpha, beta, prob, dprob]
+        tensors += [t for t in (alpha, beta, prob, dprob) if t is not None]
         if dbias is not None:
             tensors.append(dbias)
         self._run(tuple(tensors), scalars if self.activation == "geglu" else (0.0,), stream, workspace)
@@ -320,17 +338,18 @@ class DgluRows(RowsOperation):
             b,
             c[..., 0] if self.unit_axes else c,
             offsets,
-            given["alpha_tensor"],
-            given["beta_tensor"] if self._scaled_c else None,
-            given["prob_tensor"].reshape(-1),
+            given.get("alpha_tensor"),
+            given.get("beta_tensor") if self._scaled_c else None,
+            given["prob_tensor"].reshape(-1) if "prob_tensor" in given else None,
             activation=self.activation,
             scalars=GluScalars(*scalars) if len(scalars) == 4 else None,
             glu_layout=self.glu_layout,
             round_to=a.dtype if self._round_dgrad else None,
         )
         write_rows(given["d_row_tensor"], found.d, offsets)
-        dprob = given["dprob_tensor"]
-        write_rows(dprob, dprob + found.dprob.view(dprob.shape), offsets)
+        if "dprob_tensor" in given:
+            dprob = given["dprob_tensor"]
+            write_rows(dprob, dprob + found.dprob.view(dprob.shape), offsets)
         if "activation_tensor" in given:
             write_rows(given["activation_tensor"], found.activation, offsets)
         if "dbias_tensor" in given:

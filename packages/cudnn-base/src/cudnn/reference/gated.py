@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 BLOCK = 32  # columns of one gate or up block in the interleaved layout
 GLU_LAYOUTS = ("interleaved32", "concatenated", "separate")
+GROUPED_GLU_LAYOUTS = (*GLU_LAYOUTS, "alternating")  # those that operations over groups of rows take
 GLU_ORDERS = ("up_first", "gate_first")
 
 
@@ -18,14 +19,18 @@ def split_gate_up(x: torch.Tensor, glu_layout: str = "interleaved32", *, dim: in
     - ``"interleaved32"``: blocks of 32 take turns, up first (dense operations) or gate first (grouped ones) as ``order`` says. 2 I must be
       a multiple of 64.
     - ``"concatenated"`` and ``"separate"``: gate, then up.
+    - ``"alternating"``: gate and up take turns element by element, gate first.
     """
-    _check_choice("glu_layout", glu_layout, GLU_LAYOUTS)
+    _check_choice("glu_layout", glu_layout, GROUPED_GLU_LAYOUTS)
     _check_choice("order", order, GLU_ORDERS)
     dim %= x.dim()
     extent = x.shape[dim]
     if glu_layout != "interleaved32":
         if extent % 2:
             raise ValueError(f"axis {dim}: found extent {extent}, needs an even one: a gate half and an up half")
+        if glu_layout == "alternating":
+            gate, up = x.unflatten(dim, (extent // 2, 2)).unbind(dim + 1)
+            return gate, up
         return x.narrow(dim, 0, extent // 2), x.narrow(dim, extent // 2, extent // 2)
     if extent % (2 * BLOCK):
         raise ValueError(f"axis {dim}: found extent {extent}, needs a multiple of {2 * BLOCK}: {BLOCK}-wide gate and up blocks in pairs")
@@ -45,7 +50,10 @@ def join_gate_up(gate: torch.Tensor, up: torch.Tensor, glu_layout: str = "interl
     """The inverse of ``split_gate_up``: a new tensor of extent 2 I along ``dim``."""
     import torch
 
-    _check_choice("glu_layout", glu_layout, GLU_LAYOUTS)
+    _check_choice("glu_layout", glu_layout, GROUPED_GLU_LAYOUTS)
+    if glu_layout == "alternating":
+        dim %= gate.dim()
+        return torch.stack((gate, up), dim + 1).flatten(dim, dim + 1)
     return torch.cat((gate, up), dim) if glu_layout != "interleaved32" else interleave_gate_up((gate, up), dim, order)
 
 

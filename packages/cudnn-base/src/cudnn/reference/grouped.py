@@ -114,30 +114,34 @@ def grouped_gemm(
     a: torch.Tensor,
     b: torch.Tensor | Sequence[torch.Tensor],
     offsets: torch.Tensor,
-    alpha: torch.Tensor,
-    prob: torch.Tensor,
+    alpha: torch.Tensor | None,
+    prob: torch.Tensor | None,
     bias: torch.Tensor | None = None,
     *,
+    addend: torch.Tensor | None = None,
     compute_dtype: torch.dtype | str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """c = alpha[e] * S and d = prob[m] * c; with a bias c = d = alpha[e] * S + prob[m] * bias[n, e].
+    """c = alpha[e] * S + addend and d = prob[m] * c; with a bias c = d = alpha[e] * S + addend + prob[m] * bias[n, e].
 
     Args:
         a, b, offsets, compute_dtype: as in ``grouped_matmul``.
-        alpha: (E,).
-        prob: (M,).
+        alpha: (E,); None for ones.
+        prob: (M,); None for ones.
         bias: (N, E).
+        addend: (M, N).
 
     Returns:
         (c, d), each (M, N), not rounded to any output dtype.
     """
     s = grouped_matmul(a, b, offsets, compute_dtype=compute_dtype)
     owner = group_of_rows(offsets, a.shape[0]).clamp(max=offsets.shape[0] - 1)
-    c = s * alpha.to(s.dtype)[owner][:, None]
-    weight = prob.to(s.dtype)[:, None]
+    c = s if alpha is None else s * alpha.to(s.dtype)[owner][:, None]
+    if addend is not None:
+        c = c + addend.to(s.dtype)
     if bias is None:
-        return c, c * weight
-    c = c + weight * bias.to(s.dtype).t()[owner]
+        return c, c if prob is None else c * prob.to(s.dtype)[:, None]
+    more = bias.to(s.dtype).t()[owner]
+    c = c + (more if prob is None else more * prob.to(s.dtype)[:, None])
     return c, c
 
 
@@ -171,7 +175,7 @@ def grouped_gemm_glu(
     a: torch.Tensor,
     b: torch.Tensor | Sequence[torch.Tensor],
     offsets: torch.Tensor,
-    alpha: torch.Tensor,
+    alpha: torch.Tensor | None,
     prob: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     *,
@@ -187,14 +191,14 @@ def grouped_gemm_glu(
         prob: (M,); None for ones.
         activation: "swiglu" or "geglu".
         scalars: those of "geglu".
-        glu_layout: ``"interleaved32"`` (blocks of 32 columns in turn, gate first), ``"concatenated"`` or ``"separate"`` (gate, then up).
+        glu_layout: ``"interleaved32"`` (blocks of 32 columns in turn, gate first), ``"concatenated"`` or ``"separate"`` (gate, then up), ``"alternating"`` (column by column, gate first).
 
     Returns:
         (c, d), (M, N) and (M, N / 2), not rounded to any output dtype.
     """
     s = grouped_matmul(a, b, offsets, compute_dtype=compute_dtype)
     owner = group_of_rows(offsets, a.shape[0]).clamp(max=offsets.shape[0] - 1)
-    c = s * alpha.to(s.dtype)[owner][:, None]
+    c = s if alpha is None else s * alpha.to(s.dtype)[owner][:, None]
     if bias is not None:
         c = c + bias.to(s.dtype).t()[owner]
     gate, up = split_gate_up(c, glu_layout, order="gate_first")
@@ -216,9 +220,9 @@ def grouped_gemm_dglu(
     b: torch.Tensor | Sequence[torch.Tensor],
     c: torch.Tensor,
     offsets: torch.Tensor,
-    alpha: torch.Tensor,
+    alpha: torch.Tensor | None,
     beta: torch.Tensor | None,
-    prob: torch.Tensor,
+    prob: torch.Tensor | None,
     *,
     activation: str = "swiglu",
     scalars: GluScalars | None = None,
@@ -242,12 +246,13 @@ def grouped_gemm_dglu(
     owner = group_of_rows(offsets, a.shape[0])
     present = (owner < experts)[:, None]
     owner = owner.clamp(max=experts - 1)
-    g = g * alpha.to(g.dtype).square()[owner][:, None]
+    if alpha is not None:
+        g = g * alpha.to(g.dtype).square()[owner][:, None]
     if round_to is not None:
         g = g.to(round_to).to(g.dtype)
     saved = c.to(g.dtype) if beta is None else c.to(g.dtype) * beta.to(g.dtype)[owner][:, None]
     gate, up = split_gate_up(saved, glu_layout, order="gate_first")
-    weight = prob.to(g.dtype)[:, None]
+    weight = 1 if prob is None else prob.to(g.dtype)[:, None]
     d_gate, d_up, value = gated_backward(gate, up, g * weight, activation, scalars or GluScalars())
     d = torch.where(present, join_gate_up(d_gate, d_up, glu_layout, order="gate_first"), 0)
     dprob = torch.where(present, g * value, 0).sum(1)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudnn_gemm_dense.autocast import cast_inputs
+from cudnn.torch_autocast import cast_inputs
 from cudnn_gemm_dense.linear import check_linear
 from cudnn_gemm_dense.products import check_features, product, product_with_amax
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudnn_gemm_dense.autocast import cast_inputs, needs_grad
+from cudnn.torch_autocast import cast_inputs, needs_grad
 from cudnn_gemm_dense.mlp.products import gated_gradient_product, gated_product
 from cudnn_gemm_dense.products import check_features, product
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cudnn import checks
-from cudnn_gemm_dense.autocast import cast_inputs, needs_grad
+from cudnn.torch_autocast import cast_inputs, needs_grad
 from cudnn_gemm_dense.linear import check_linear
 from cudnn_gemm_dense.products import check_features, product, srelu_gradient
 from cudnn_gemm_dense.srelu.products import srelu_product

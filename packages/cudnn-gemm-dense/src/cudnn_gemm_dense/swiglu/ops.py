@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cudnn import checks
-from cudnn_gemm_dense.autocast import cast_inputs, needs_grad
+from cudnn.torch_autocast import cast_inputs, needs_grad
 from cudnn_gemm_dense.linear import check_linear
 from cudnn_gemm_dense.mlp.products import gated_product
 from cudnn_gemm_dense.products import check_features, gated_gradient, product

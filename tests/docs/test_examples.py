@@ -18,8 +18,9 @@ pytest.importorskip("cudnn_gemm_dense", reason="the examples use the dense famil
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300, cwd=ROOT, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+def run(*arguments: str, gpu: bool = False) -> str:
+    hidden = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300, cwd=ROOT, env={**os.environ, **hidden})
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -63,3 +64,22 @@ def test_a_mixture_of_experts_from_scratch(tmp_path: Path) -> None:
     plain, ours = result["plain torch"]["losses"], result["cudnn"]["losses"]
     assert len(plain) == len(ours) == 6 and ours[-1] < ours[0] < 7
     assert all(abs(one - other) <= 0.02 * one for one, other in zip(plain, ours, strict=True)) and result["worst"] <= result["bound"] == 0.02
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_mixture_of_experts_models(device: str) -> None:
+    """Logits, loss and every gradient of four models: the example itself compares them, and fails where an error is more than twice eager's."""
+    pytest.importorskip("transformers.integrations.moe", reason="the example needs transformers with an experts interface (5.0 or newer)")
+    pytest.importorskip("cudnn_gemm_grouped", reason="the example uses the grouped family")
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+            pytest.skip("needs a CUDA device of compute capability 9.0")
+    output = run(
+        "-W", "error", "examples/transformers_moe.py", "--device", device, "--seed", str(int.from_bytes(os.urandom(3), "little")), gpu=device == "cuda"
+    )
+    rows = re.findall(r"^(\S+) +([\d.e+-]+) \[([\d.e+-]+)\] +[\d.e+-]+ \[[\d.e+-]+\] +([\d.e+-]+) \[([\d.e+-]+)\] +(\d+) ", output, re.MULTILINE)
+    assert [row[0] for row in rows] == ["Mixtral", "Qwen3-MoE", "DeepSeek-V3", "GPT-OSS"]
+    for _, logits, theirs, gradients, baseline, count in rows:
+        assert 0 < float(logits) < 2 * float(theirs) < 0.1 and 0 < float(gradients) < 2 * float(baseline) < 0.1 and int(count) > 20

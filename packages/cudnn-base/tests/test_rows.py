@@ -250,3 +250,24 @@ def test_gate_and_up_in_neighbouring_columns():
     assert torch.equal(join_gate_up(gate, up, "alternating"), x) and torch.equal(join_gate_up(gate, up, "alternating", dim=-1), x)
     with pytest.raises(ValueError, match="needs an even one"):
         split_gate_up(x[:, :11], "alternating")
+
+
+@pytest.mark.gpu
+def test_matrices_of_more_than_2_31_elements():
+    """Rows behind the first 4 GiB, read, written and added up."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a CUDA device of compute capability 9.0")
+    rows, columns = 2**19 + 10, 4096
+    big = torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda")
+    some = torch.tensor([rows - 1, 0, 2**19, 2**19 - 1, rows - 7], dtype=torch.int32, device="cuda")
+    values, out = torch.randn(5, columns, device="cuda").bfloat16(), torch.empty(5, columns, dtype=torch.bfloat16, device="cuda")
+    run("cuda", ScatterRowsSpec("bfloat16"), [values, some, big])
+    assert torch.equal(big[some.long()], values) and int(big.any(1).sum()) == 5
+    run("cuda", GatherRowsSpec("bfloat16"), [big, some, out])
+    assert torch.equal(out, values)
+    total = torch.empty(1, columns, dtype=torch.bfloat16, device="cuda")
+    run("cuda", SumRowsSpec("bfloat16"), [big, some[:1], total], 1)
+    assert torch.equal(total, values[:1])
+    run("cuda", ZeroTailSpec("bfloat16"), [big, torch.tensor([rows - 1], dtype=torch.int32, device="cuda")])
+    assert not big[-1].any() and torch.equal(big[some[1:].long()], values[1:])

@@ -90,6 +90,10 @@ class TestGluConcatenated(GluHooks, GemmConformanceCuda):
     scalars = GluScalars()
 
 
+class TestGluAlternating(GluHooks, GemmConformanceCuda):
+    glu_layout, n_step, activation, bias_dtype = "alternating", 16, "geglu", BF
+
+
 class TestGluSeparateByPointers(GluHooks, GemmConformanceCuda):
     glu_layout, n_step, by_pointers, c_dtype = "separate", 16, True, None
     dtype = d_dtype = torch.float16
@@ -124,6 +128,11 @@ class TestDgluGeglu(DgluConformance):
     activation_output = round_dgrad = True
 
 
+class TestDgluAlternating(DgluConformance):
+    activation, glu_layout, n_step = "geglu", "alternating", 8
+    activation_output = True
+
+
 class TestDgluByPointers(DgluConformance):
     by_pointers, b_major = True, "n"
     dtype, c_dtype, d_dtype = torch.float16, torch.float32, torch.float16
@@ -143,9 +152,11 @@ CLASSES = [
     TestProductByPointers,
     TestGlu,
     TestGluConcatenated,
+    TestGluAlternating,
     TestGluSeparateByPointers,
     TestDglu,
     TestDgluGeglu,
+    TestDgluAlternating,
     TestDgluByPointers,
     TestWgrad,
     TestWgradTokensContiguous,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cudnn.reference import interleave_gate_up, join_gate_up
+from cudnn.reference import interleave_gate_up, join_gate_up, split_gate_up
 from cudnn.reference.grouped import (
     GluScalars,
     group_of_rows,
@@ -17,6 +17,7 @@ from cudnn.reference.grouped import (
     offset_problem,
     tensor_at,
 )
+from cudnn.testing.numeric import relative_error
 
 COUNTS = [5, 0, 12, 1, 0]
 ROWS, TAIL = sum(COUNTS), 4
@@ -164,3 +165,37 @@ def test_memory_behind_an_address(dtype: torch.dtype) -> None:
     assert torch.equal(tensor_at(t.data_ptr(), (3, 5), dtype, t.device), t)
     tensor_at(t.data_ptr(), (3, 5), dtype, t.device)[1, 2] = 7
     assert t[1, 2] == 7
+
+
+@pytest.mark.parametrize("act_func", ["swiglu", "geglu"])
+def test_gate_and_up_in_turn_are_the_halves_in_another_order(act_func):
+    """The published operations, forward and backward, with ``glu_layout="alternating"`` and with "concatenated", and the gradient with "separate"."""
+    from cudnn import grouped_gemm_dglu_wrapper, grouped_gemm_glu_wrapper
+
+    experts, rows, n, k = 3, 37, 72, 64
+    ends = torch.tensor([10, 10, 30], dtype=torch.int32)
+    a, prob, alpha = torch.randn(rows, k).bfloat16(), torch.rand(rows) + 0.5, torch.rand(experts) + 0.5
+    halves, bias = (torch.randn(experts, 2 * n, k) / 8).bfloat16(), torch.randn(experts, 2 * n).bfloat16()
+
+    def turns(t, dim):
+        return join_gate_up(*split_gate_up(t, "concatenated", dim=dim), "alternating", dim=dim)
+
+    def forward(w, b, layout):
+        return grouped_gemm_glu_wrapper(a, None, ends, alpha, w, bias_tensor=b.t(), prob_tensor=prob, act_func=act_func, generate_c=True, glu_layout=layout)
+
+    one, other = forward(halves, bias, "concatenated"), forward(turns(halves, 1), turns(bias, 1), "alternating")
+    # The same arithmetic; where a column lies may change the order of a sum, and which of two exponentials is taken.
+    assert relative_error(one["d_tensor"][:30], other["d_tensor"][:30]) < 1e-3
+    assert relative_error(turns(one["c_tensor"], 1)[:30], other["c_tensor"][:30]) < 1e-3
+    grad, down = torch.randn(rows, k).bfloat16(), (torch.randn(experts, n, k) / 8).bfloat16()
+
+    def backward(c, layout):
+        dprob = torch.zeros(rows)
+        made = grouped_gemm_dglu_wrapper(grad, c, None, ends, alpha, alpha, prob, dprob, down, act_func=f"d{act_func}", generate_dbias=True, glu_layout=layout)
+        return made["d_row_tensor"][:30], made["dbias_tensor"].squeeze(-1), dprob
+
+    d, dbias, dprob = backward(one["c_tensor"], "concatenated")
+    found = backward(turns(one["c_tensor"], 1), "alternating")
+    wanted = turns(d, 1), turns(dbias, 1), dprob
+    assert all(relative_error(x, y) < 1e-3 for x, y in zip(found, wanted, strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(backward(one["c_tensor"], "separate"), (d, dbias, dprob), strict=True))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from cudnn.cutedsl.transpose import pitch
+from cudnn.grouped.options import HALVES
 from cudnn.testing import grouped as hooks
 from cudnn.tuple_dict import TupleDict
 from cudnn.workspace import ws_align
@@ -43,7 +44,7 @@ class _Rows:
     def scratch_bytes(self, m: int, n: int, k: int, batches: int) -> int:
         if not self.by_pointers or self.device == "cpu":  # type: ignore[attr-defined]
             return 0
-        return MAP_BYTES * batches * (2 if self.glu_layout != "interleaved32" and not self.takes_products else 1)  # type: ignore[attr-defined]
+        return MAP_BYTES * batches * (2 if self.glu_layout in HALVES and not self.takes_products else 1)  # type: ignore[attr-defined]
 
 
 class ProductHooks(_Rows, hooks.ProductHooks):

@@ -50,8 +50,8 @@ class GroupedGemmDglu(DgluRows):
     second weight.
 
     Groups, forms of tensors and run-time values are those of `GroupedGemm`: A (M, K) is the gradient that comes in, B[e] (N, K) the second weight transposed, which (E, K, N) with ``b_major="n"``
-    takes as it is. C and D are (M, 2N), in the layout of gate and up that ``glu_layout`` names (``"interleaved32"``: blocks of 32, gate first; otherwise [gate | up]); prob and dprob (M,) or
-    (M, 1, 1) in float32; dbias (E, 2N, 1) in bfloat16; activation (M, N). N is a multiple of 32, with [gate | up] of 8.
+    takes as it is. C and D are (M, 2N), in the layout of gate and up that ``glu_layout`` names (``"interleaved32"``: blocks of 32, gate first; ``"alternating"``: column by column, gate first; otherwise [gate | up]); prob and dprob (M,) or
+    (M, 1, 1) in float32; dbias (E, 2N, 1) in bfloat16; activation (M, N). N is a multiple of 32, in the other layouts of 8.
 
     dprob and dbias are added to what they hold; rows of no group and groups of no rows keep it. dbias is summed in float32 in a fixed order and rounded once. dprob is summed over the tiles along N, in
     a fixed order where ``_deterministic``, else by atomic additions in float32.

@@ -44,9 +44,10 @@ class GroupedGemmGlu(GluRows):
     - ``"interleaved32"`` (the default, the published layout): blocks of 32 columns in turn, gate first. D[:, 32 b + j] joins gate C[:, 64 b + j] and up C[:, 64 b + 32 + j]. N is a multiple of 64.
     - ``"concatenated"``: B's rows, and so C's columns and the bias, are [gate | up].
     - ``"separate"``: ``b_tensor`` (or ``b_ptrs``) is the pair (gate, up), each (E, N/2, K); C and the bias are [gate | up].
+    - ``"alternating"``: B's rows, and so C's columns and the bias, take turns, gate first: D[:, i] joins gate C[:, 2 i] and up C[:, 2 i + 1], as gpt-oss models have it.
 
     Groups, forms of tensors and run-time values are those of `GroupedGemm`; B is contiguous along K, but for pointers with ``b_major="n"``. D is (M, N/2), C (M, N), bias (N, E) with strides (1, N).
-    N/2 is a multiple of 8 in the layouts of whole halves.
+    N/2 is a multiple of 8 in the other layouts.
 
     Args:
         sample_a, sample_c, sample_d, sample_padded_offsets, sample_alpha, sample_b, sample_bias, sample_prob: tensors or ``TensorDesc``; only their metadata is read. ``sample_c`` is None unless

@@ -178,7 +178,7 @@ class Dequantize:
     def write(self, target: cute.Tensor, row: Int32, column: Int32, batch: Int32, values: cute.Tensor):
         raw = cute.make_rmem_tensor((UNIT,), target.element_type)
         raw.store(values.load().to(target.element_type))
-        offset = cute.assume(self.offset(target, row, column, batch), divby=UNIT)
+        offset = cute.assume(self.offset(target, row, column, batch), divby=128 // target.element_type.width)
         cute.autovec_copy(raw, cute.make_tensor(target.iterator + offset, cute.make_layout(UNIT)))
 
     def offset(self, tensor: cute.Tensor, row: Int32, column: Int32, batch: Int32) -> Int64:

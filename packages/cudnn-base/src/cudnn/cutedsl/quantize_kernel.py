@@ -98,7 +98,7 @@ class Quantize:
     @cute.jit
     def read_row(self, x: cute.Tensor, place, i: cutlass.Constexpr, raw: cute.Tensor):
         row, column, batch = place
-        offset = cute.assume(offset_of(x, row + i, column, batch), divby=UNIT)
+        offset = cute.assume(offset_of(x, row + i, column, batch), divby=128 // x.element_type.width)
         source = cute.make_tensor(cute.recast_ptr(x.iterator + offset, dtype=Uint32), cute.make_layout(self.words))
         cute.autovec_copy(source, raw[(i, None)])
 

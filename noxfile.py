@@ -236,9 +236,17 @@ def sdists(session: nox.Session) -> None:
     session.run(python, "-m", "pytest", "tests/wheels", "-m", "slow", env={"CUDNN_DIST": str(DIST)})
 
 
-@nox.session(venv_backend="none", requires=[*nox.options.sessions, "every_kernel", "minimums", "pythons", "sdists", "docs"])
+@nox.session(reuse_venv=True, requires=["build"])
+def conversions(session: nox.Session) -> None:
+    """The quantisers beside torch's own and torchao's, which the other sessions do without."""
+    session.install(*TEST_REQUIREMENTS, *BASE_REQUIREMENTS, TORCH, "numpy", "torchao", "expecttest")
+    environment = overlay(session, "python", "all", PACKAGES)
+    session.run("python", "-m", "pytest", "packages/cudnn-base/tests/block_scale/test_against_others.py", *session.posargs, env=environment)
+
+
+@nox.session(venv_backend="none", requires=[*nox.options.sessions, "every_kernel", "conversions", "minimums", "pythons", "sdists", "docs"])
 def full(session: nox.Session) -> None:
-    """The default sessions, and every kernel, minimums, further Pythons, source distributions and the docs."""
+    """The default sessions, and every kernel, conversions of others, minimums, further Pythons, source distributions and the docs."""
     session.log("all of them passed")
 
 

@@ -21,6 +21,7 @@ PAGES = [
     "docs/index.md",
     "docs/quickstart.md",
     "docs/lifecycle.md",
+    "docs/formats.md",
     *(
         f"docs/{family}/{path.name}"
         for family in ("dense", "grouped", "discrete")

@@ -104,7 +104,7 @@ def label(shape: Shape) -> str:
 def find() -> tuple[dict[str, Benchmark], dict[str, str]]:
     """The benchmarks of the installed families by operation, and for those that could not be loaded the module and the reason.
 
-    For an operation module ``family.op.api`` of a manifest this is ``family.op.bench``, where that exists.
+    For an operation module ``family.op.api`` of a manifest they are in ``family.op.bench``, where that exists: one as BENCH, or several in BENCHES.
     """
     from cudnn import registry
 
@@ -115,9 +115,10 @@ def find() -> tuple[dict[str, Benchmark], dict[str, str]]:
         try:
             if importlib.util.find_spec(name) is None:
                 continue
-            bench = importlib.import_module(name).BENCH
+            loaded = importlib.import_module(name)
+            benches = loaded.BENCHES if hasattr(loaded, "BENCHES") else (loaded.BENCH,)
         except Exception as error:
             broken[name] = f"{type(error).__name__}: {error}"
             continue
-        found[bench.op] = bench
+        found.update({bench.op: bench for bench in benches})
     return dict(sorted(found.items())), broken

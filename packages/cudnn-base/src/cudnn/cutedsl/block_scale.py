@@ -217,12 +217,6 @@ def block_scale(largest: Any, norm: Any, limit: float, scale: str) -> tuple[Any,
     return byte, smaller(norm * reciprocal(byte, scale), LARGEST)
 
 
-def bf16_pair(byte: Any, scale: str) -> Any:
-    """A scale factor in bfloat16, which holds each exactly, in both halves of a word."""
-    bits = scale_bits(byte, scale)
-    return permuted_bytes(bits, bits, 0x3232)
-
-
 # Upper and lower bytes in bfloat16 of the e2m1 numbers 0, 0.5, 1, 1.5 and 2, 3, 4, 6.
 _UPPER, _LOWER = (0x3F3F3F00, 0x40404040), (0xC0800000, 0xC0804000)
 

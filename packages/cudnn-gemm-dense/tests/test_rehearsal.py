@@ -12,6 +12,7 @@ pytest.importorskip("cutlass", reason="what the kernels declare needs the DSL")
 from cudnn.testing.conformance import GemmConformance  # noqa: E402
 from cudnn.testing.rehearsal import rehearse  # noqa: E402
 from cudnn_gemm_dense.amax.conformance import AmaxHooks  # noqa: E402
+from cudnn_gemm_dense.conformance_scaled import QuantizedHooks, ScaledHooks, ScaledSwigluHooks  # noqa: E402
 from cudnn_gemm_dense.dsrelu.conformance import DsreluHooks  # noqa: E402
 from cudnn_gemm_dense.dswiglu.conformance import DswigluHooks  # noqa: E402
 from cudnn_gemm_dense.gemm.conformance import GemmHooks  # noqa: E402
@@ -19,7 +20,22 @@ from cudnn_gemm_dense.srelu.conformance import SreluHooks  # noqa: E402
 from cudnn_gemm_dense.swiglu.conformance import SwigluHooks  # noqa: E402
 
 HALF, FLOAT, BF, E4M3 = torch.float16, torch.float32, torch.bfloat16, torch.float8_e4m3fn
+SCALED = {"k_step": 32}
 TURNED = {"dtype": E4M3, "a_major": "m", "b_major": "n", "m_step": 16, "n_step": 64, "k_step": 16}
+
+
+class ScaledGemm(ScaledHooks, GemmHooks):
+    pass
+
+
+class QuantizedSrelu(ScaledHooks, QuantizedHooks, SreluHooks):
+    pass
+
+
+class QuantizedDsrelu(ScaledHooks, QuantizedHooks, DsreluHooks):
+    pass
+
+
 CASES: dict[str, tuple[type, dict[str, Any]]] = {
     "gemm": (GemmHooks, {"bias": BF, "addend": FLOAT}),
     "gemm, turned": (GemmHooks, {"d_dtype": FLOAT, **TURNED}),
@@ -33,6 +49,13 @@ CASES: dict[str, tuple[type, dict[str, Any]]] = {
     "swiglu, halves": (SwigluHooks, {"glu_layout": "concatenated"}),
     "swiglu, pair": (SwigluHooks, {"glu_layout": "separate"}),
     "swiglu, tf32": (SwigluHooks, {"dtype": FLOAT}),
+    "gemm, mxfp8": (ScaledGemm, SCALED),
+    "gemm, mxfp8 turned": (ScaledGemm, {"a_major": "m", "b_major": "n", "m_step": 16, **SCALED}),
+    "gemm, nvfp4 weights": (ScaledGemm, {"format": "nvfp4", "mixed": True, "logical": False, **SCALED}),
+    "swiglu, mxfp4": (ScaledSwigluHooks, {"format": "mxfp4", **SCALED}),
+    "swiglu, pair of nvfp4": (ScaledSwigluHooks, {"format": "nvfp4", "glu_layout": "separate", **SCALED}),
+    "srelu, mxfp8 in and out": (QuantizedSrelu, SCALED),
+    "dsrelu, mxfp8 in and out": (QuantizedDsrelu, {"norm": 2.5, **SCALED}),
 }
 
 

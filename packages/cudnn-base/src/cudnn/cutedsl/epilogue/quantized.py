@@ -5,12 +5,13 @@ A row of a slab is 32 columns in four neighbouring lanes, eight each, so the lar
 
 from __future__ import annotations
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8
 
 from cudnn.block_scale.layout import blocked_offset
 from cudnn.cutedsl.block_scale import as_bits, block_scale, e2m1_from_bits
-from cudnn.cutedsl.epilogue.op import BoundStore, StoreOp, TensorSpec
+from cudnn.cutedsl.epilogue.op import SLAB_VALUES, BoundStore, StoreOp, TensorSpec
 from cudnn.cutedsl.epilogue.parts import BoundPart, Part, absolute, has_row, row_of
 from cudnn.cutedsl.gemm.config import SLAB_COLUMNS, SLAB_ROWS, GemmConfig
 
@@ -47,8 +48,9 @@ class BoundBlockScales(BoundPart):
         self.norm = norm[0]
 
     def apply(self, visit, values: cute.Tensor) -> None:
-        """Multiply a slab's 16 float32 ``values`` so that they only have to be rounded, and write the factors of its blocks. ``values`` outside of the matrix have to be 0."""
+        """Multiply a slab's 16 float32 ``values`` so that they only have to be rounded, and write the factors of its blocks. What lies outside of the matrix has no part in them."""
         vec, place = self.part.vec, visit.place
+        self._cut(visit.position, place.columns, values)
         for which in range(2):
             for block in range(SLAB_COLUMNS // vec):
                 registers = block_registers(which, block, vec)
@@ -61,6 +63,14 @@ class BoundBlockScales(BoundPart):
                 for r in registers:
                     values[r] = values[r] * factor
                 self._write(place, row_of(place, self.thread, which), visit.position * (SLAB_COLUMNS // vec) + block, byte)
+
+    @cute.jit
+    def _cut(self, slab: Int32, columns: Int32, values: cute.Tensor):
+        """Zeros in columns that do not exist. The products there are 0 only where a row of A is finite: infinity times nothing is NaN."""
+        if (slab + 1) * SLAB_COLUMNS > columns:
+            for r in cutlass.range_constexpr(SLAB_VALUES):
+                if slab * SLAB_COLUMNS + r // 4 * 8 + self.thread % 4 * 2 + r % 2 >= columns:
+                    values[r] = Float32(0.0)
 
     @cute.jit
     def _write(self, place, row: Int32, block: Int32, byte):

@@ -77,7 +77,14 @@ def test_mixture_of_experts_models(device: str) -> None:
         if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
             pytest.skip("needs a CUDA device of compute capability 9.0")
     output = run(
-        "-W", "error", "examples/transformers_moe.py", "--device", device, "--seed", str(int.from_bytes(os.urandom(3), "little")), gpu=device == "cuda"
+        "-W",
+        "error",
+        "examples/transformers_moe.py",
+        "--device",
+        device,
+        "--seed",
+        os.environ.get("PYTEST_SEED") or str(int.from_bytes(os.urandom(3), "little")),
+        gpu=device == "cuda",
     )
     rows = re.findall(r"^(\S+) +([\d.e+-]+) \[([\d.e+-]+)\] +[\d.e+-]+ \[[\d.e+-]+\] +([\d.e+-]+) \[([\d.e+-]+)\] +(\d+) ", output, re.MULTILINE)
     assert [row[0] for row in rows] == ["Mixtral", "Qwen3-MoE", "DeepSeek-V3", "GPT-OSS"]

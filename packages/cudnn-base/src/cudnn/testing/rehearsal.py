@@ -94,7 +94,8 @@ def dequantizing(spec: DequantizeSpec) -> Callable[..., None]:
     def dequantize(source: torch.Tensor, scales: torch.Tensor, target: torch.Tensor, handle: int) -> None:
         data = source if spec.element == FP4 else source.view(torch_dtype(spec.element))
         if spec.blocked:
-            layout = ScaleLayout(*target.shape, spec.vec)
+            rows, columns, batches = target.shape
+            layout = ScaleLayout(rows, columns, batches, spec.vec)
             assert scales.numel() == layout.entries, f"{spec.label}: {scales.numel()} scale factors, needs {layout.entries}"
             target.copy_(dequantize_operand(data, scales.view(torch_dtype(spec.scale)).view(layout.physical_shape), spec.vec))
         else:

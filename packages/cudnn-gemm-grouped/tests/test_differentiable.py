@@ -210,9 +210,8 @@ def matmul_case(mode: str, *, groups: int = E, n_major: bool = True, implicit: b
         bounds = torch.cat((torch.zeros(1), cuts, *([] if implicit else [torch.tensor([count])]))).int().view(-1, 1, 1).to(device)
         told = {"offsets": bounds, "index": None, "ks": None, "rows": rows}
         if mode == "gather":
-            told["index"] = (
-                torch.randint(0, rows, (1, count, 1), dtype=torch.int32, device=device) if rows else torch.zeros(1, 0, 1, dtype=torch.int32, device=device)
-            )
+            # Some are no token: a row of zeros.
+            told["index"] = torch.randint(-1, rows + 1, (1, count, 1), dtype=torch.int32, device=device)
         elif mode == "scatter":
             # Each destination once.
             place = torch.randperm(count, device=device).int().view(1, -1, 1)
@@ -227,7 +226,8 @@ def matmul_case(mode: str, *, groups: int = E, n_major: bool = True, implicit: b
 
     def plain(x, w, *, offsets, index, ks, rows):
         w = view(w).transpose(1, 2)
-        x = x[0][index.view(-1).long()] if mode == "gather" else x[0]
+        # The row of zeros is number -1, and number T as well.
+        x = torch.cat((x[0], x.new_zeros(1, H)))[index.view(-1).long()] if mode == "gather" else x[0]
         flat = offsets.view(-1)
         ends = torch.cat((flat[1:], flat.new_tensor([x.shape[0]]))) if implicit else flat[1:]
         y = by_rows(x, torch.cat([w] * (groups // E)), ends)

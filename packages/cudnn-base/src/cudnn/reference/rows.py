@@ -81,8 +81,9 @@ def sum_rows(
         for place in taken.view(rows, count, source.shape[1]).unbind(1) if count else ():
             total = total + place
     else:
-        owner = torch.searchsorted(first[1:].contiguous(), torch.arange(index.shape[0], device=index.device, dtype=first.dtype), right=True)
-        total = source.new_zeros(rows + 1, source.shape[1], dtype=torch.float32).index_add_(0, owner.clamp(max=rows), taken)[:rows]
+        # Row 0 here is for what lies in front of the first, row T + 1 for what lies behind the last.
+        owner = torch.searchsorted(first, torch.arange(index.shape[0], device=index.device, dtype=first.dtype), right=True)
+        total = source.new_zeros(rows + 2, source.shape[1], dtype=torch.float32).index_add_(0, owner, taken)[1:-1]
     return total.to(source.dtype)
 
 

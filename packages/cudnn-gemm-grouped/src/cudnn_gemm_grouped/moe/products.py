@@ -26,11 +26,16 @@ class Form(NamedTuple):
     glu_layout: str
 
 
+def on_gpu(t: torch.Tensor) -> bool:
+    """Whether the kernels that are no products compute, instead of plain torch; products decide for themselves."""
+    return t.is_cuda
+
+
 def as_rows(t: torch.Tensor) -> torch.Tensor:
-    """``t`` (rows, columns) with contiguous rows that start on 16 bytes and do not overlap: itself, or a copy."""
+    """``t`` (rows, columns) with contiguous rows that start on 16 bytes and do not overlap: itself, or a copy. The stride of a single row counts too: kernels are compiled for one that is a multiple of 16 bytes."""
     unit = 16 // t.itemsize
-    whole = (t.stride(1) == 1 or t.shape[1] == 1) and (t.shape[0] <= 1 or (t.stride(0) % unit == 0 and t.stride(0) >= t.shape[1]))
-    if whole and t.data_ptr() % 16 == 0 and t.shape[1] % unit == 0:
+    apart = t.stride(0) % unit == 0 and (t.shape[0] <= 1 or t.stride(0) >= t.shape[1])
+    if apart and t.stride(1) == 1 and t.data_ptr() % 16 == 0:
         return t
     import torch
 
@@ -181,7 +186,7 @@ def pair_gradient(pre: torch.Tensor, grad: torch.Tensor, ends: torch.Tensor, pro
     activation, scalars, glu_layout = form
     out = torch.empty_like(pre)
     dprob = None if prob is None else torch.zeros_like(prob)
-    if pre.is_cuda:
+    if on_gpu(pre):
         if out.numel():
             kernel = _pair_gradient_kernel(dtype_name(pre.dtype), activation, glu_layout, prob is not None)
             more = () if prob is None else (prob, dprob, ends)

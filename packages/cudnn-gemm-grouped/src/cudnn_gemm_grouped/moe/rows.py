@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cudnn.datatypes import dtype_name
 from cudnn.reference import rows as reference
 from cudnn.streams import launch_handle
-from cudnn_gemm_grouped.moe.products import as_rows
+from cudnn_gemm_grouped.moe.products import as_rows, on_gpu
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +42,7 @@ def gather_rows(
 
     source (S, H), index (R,) int32, scale (R,) float32, other (Q, H), other_index (R,) int32.
     """
-    if not source.is_cuda:
+    if not on_gpu(source):
         return reference.gather_rows(source, index, scale, other, other_index)
     import torch
 
@@ -59,7 +59,7 @@ def gather_rows(
 
 def scatter_rows(source: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:
     """out[index[r]] = source[r], where index[r] is a row of ``out``, a contiguous (T, H); source (R, H), index (R,) int32."""
-    if not source.is_cuda:
+    if not on_gpu(source):
         reference.scatter_rows(source, index, out)
     elif source.shape[0]:
         _launch(source.device, _kernel("ScatterRowsSpec", dtype_name(source.dtype)), (as_rows(source), index, out))
@@ -76,7 +76,7 @@ def sum_rows(
     rows = prod(shape[:-1])
     count = index.shape[0] // rows if rows and first is None else 0
     out = source.new_empty(shape)
-    if not source.is_cuda:
+    if not on_gpu(source):
         out.copy_(reference.sum_rows(source, index, count, rows, weight, first).view(shape))
         return out
     if rows:
@@ -88,7 +88,7 @@ def sum_rows(
 
 def zero_tail(out: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """``out`` (M, N), contiguous, with zeros in the rows of no group, those from the last of ``ends`` on."""
-    if not out.is_cuda:
+    if not on_gpu(out):
         reference.zero_tail(out, ends)
     elif out.numel():
         _launch(out.device, _kernel("ZeroTailSpec", dtype_name(out.dtype)), (out, ends))

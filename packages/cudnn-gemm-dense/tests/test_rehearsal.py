@@ -16,11 +16,12 @@ from cudnn_gemm_dense.conformance_scaled import QuantizedHooks, ScaledHooks, Sca
 from cudnn_gemm_dense.dsrelu.conformance import DsreluHooks  # noqa: E402
 from cudnn_gemm_dense.dswiglu.conformance import DswigluHooks  # noqa: E402
 from cudnn_gemm_dense.gemm.conformance import GemmHooks  # noqa: E402
+from cudnn_gemm_dense.proj_rope_mxfp8.conformance import ProjRopeHooks, ProjRopeMxfp8Hooks  # noqa: E402
 from cudnn_gemm_dense.srelu.conformance import SreluHooks  # noqa: E402
 from cudnn_gemm_dense.swiglu.conformance import SwigluHooks  # noqa: E402
 
 HALF, FLOAT, BF, E4M3 = torch.float16, torch.float32, torch.bfloat16, torch.float8_e4m3fn
-SCALED = {"k_step": 32}
+SCALED, NARROW = {"k_step": 32}, {"k_step": 32, "n_step": 16}
 TURNED = {"dtype": E4M3, "a_major": "m", "b_major": "n", "m_step": 16, "n_step": 64, "k_step": 16}
 
 
@@ -49,13 +50,15 @@ CASES: dict[str, tuple[type, dict[str, Any]]] = {
     "swiglu, halves": (SwigluHooks, {"glu_layout": "concatenated"}),
     "swiglu, pair": (SwigluHooks, {"glu_layout": "separate"}),
     "swiglu, tf32": (SwigluHooks, {"dtype": FLOAT}),
-    "gemm, mxfp8": (ScaledGemm, SCALED),
-    "gemm, mxfp8 turned": (ScaledGemm, {"a_major": "m", "b_major": "n", "m_step": 16, **SCALED}),
-    "gemm, nvfp4 weights": (ScaledGemm, {"format": "nvfp4", "mixed": True, "logical": False, **SCALED}),
+    "gemm, mxfp8": (ScaledGemm, NARROW),
+    "gemm, mxfp8 turned": (ScaledGemm, {"a_major": "m", "b_major": "n", "m_step": 16, **NARROW}),
+    "gemm, nvfp4 weights": (ScaledGemm, {"format": "nvfp4", "mixed": True, "logical": False, **NARROW}),
     "swiglu, mxfp4": (ScaledSwigluHooks, {"format": "mxfp4", **SCALED}),
     "swiglu, pair of nvfp4": (ScaledSwigluHooks, {"format": "nvfp4", "glu_layout": "separate", **SCALED}),
-    "srelu, mxfp8 in and out": (QuantizedSrelu, SCALED),
-    "dsrelu, mxfp8 in and out": (QuantizedDsrelu, {"norm": 2.5, **SCALED}),
+    "srelu, mxfp8 in and out": (QuantizedSrelu, NARROW),
+    "dsrelu, mxfp8 in and out": (QuantizedDsrelu, {"norm": 2.5, **NARROW}),
+    "projection + rope": (ProjRopeHooks, {"w_out_in": False, "filled": {}}),
+    "projection + rope, mxfp8": (ProjRopeMxfp8Hooks, {"filled": {}, "k_step": 32}),
 }
 
 

@@ -75,7 +75,9 @@ def _check_number(name: str, wanted: Any, found: int, known: dict[int, int]) -> 
     if isinstance(wanted, int):
         assert found == wanted, f"{name}: found {found}, needs {wanted}"
         return
-    assert found % wanted.divisibility == 0 and found < 2 ** (wanted.width - 1), f"{name}: found {found}, needs {wanted.width} bits and a multiple of {wanted.divisibility}"
+    assert found % wanted.divisibility == 0 and found < 2 ** (
+        wanted.width - 1
+    ), f"{name}: found {found}, needs {wanted.width} bits and a multiple of {wanted.divisibility}"
     assert found == known.setdefault(id(wanted), found), f"{name}: found {found}, needs {known[id(wanted)]}, as before"
 
 

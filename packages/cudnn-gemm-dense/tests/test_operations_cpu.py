@@ -62,6 +62,14 @@ def test_dtypes_and_majors(op, majors, dtype):
         agree(hooks, inputs, hooks.wrapper(inputs))
 
 
+@pytest.mark.parametrize("majors", ["kk", "mk", "kn", "mn"])
+def test_gemm_of_float32(majors):
+    hooks = case("gemm", dtype=torch.float32, d_dtype=torch.float32, a_major=majors[0], b_major=majors[1], bias=torch.float32)
+    inputs = hooks.inputs(16, 32, 48, 2)
+    agree(hooks, inputs, hooks.wrapper(inputs))
+    assert gemm_wrapper(inputs["a_tensor"], inputs["b_tensor"])["d_tensor"].dtype == torch.float32
+
+
 @pytest.mark.parametrize("alpha", [2.0, -0.5, 0.0, 3])
 @pytest.mark.parametrize("op", [op for op in HOOKS if op != "amax"])
 def test_alpha_is_a_run_time_value(op, alpha):

@@ -67,6 +67,12 @@ class TestGemmFp8(GemmHooks, GemmConformanceCuda):
     test_graph_capture_and_replay_with_other_values = None
 
 
+class TestGemmFloat32(GemmHooks, GemmConformanceCuda):
+    device = "cuda"
+    dtype = d_dtype = F32
+    n_step, k_step = 4, 4
+
+
 class TestAmax(AmaxHooks, GemmConformanceCuda):
     device = "cuda"
     n_step = 8

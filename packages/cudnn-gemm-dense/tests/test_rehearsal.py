@@ -39,6 +39,7 @@ class QuantizedDsrelu(ScaledHooks, QuantizedHooks, DsreluHooks):
 
 CASES: dict[str, tuple[type, dict[str, Any]]] = {
     "gemm": (GemmHooks, {"bias": BF, "addend": FLOAT}),
+    "gemm, tf32, turned": (GemmHooks, {**TURNED, "dtype": FLOAT, "d_dtype": FLOAT}),
     "gemm, turned": (GemmHooks, {"d_dtype": FLOAT, **TURNED}),
     "amax": (AmaxHooks, {}),
     "srelu": (SreluHooks, {}),

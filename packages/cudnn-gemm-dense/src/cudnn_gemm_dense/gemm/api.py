@@ -50,7 +50,7 @@ class Gemm(DenseOperation):
     =============  ==============  ==============================  =================================================================
     name           shape           contiguous axis                 dtypes
     =============  ==============  ==============================  =================================================================
-    a_tensor       (M, K, L)       k or m                          float16, bfloat16, float8_e4m3fn, float8_e5m2, float4_e2m1fn
+    a_tensor       (M, K, L)       k or m                          float16, bfloat16, float32 (as TF32), float8_e4m3fn, float8_e5m2, float4_e2m1fn
     b_tensor       (N, K, L)       k or n                          as A, or quantised beside a 16-bit A
     sfa, sfb       blocked         of either form                  float8_e8m0fnu, float8_e4m3fn; optional
     d_tensor       (M, N, L)       n or m                          float32, float16, bfloat16, float8_e4m3fn, float8_e5m2 (saturating)
@@ -61,7 +61,7 @@ class Gemm(DenseOperation):
     Matrices may have padded pitches; their addresses and the steps between their lines are multiples of 16 bytes. Extents, alpha and pointers are run-time values. M = 0, N = 0 or L = 0 does
     nothing; K = 0 writes bias + addend. D may be the addend itself.
 
-    fp8 operands that are not contiguous along K are transposed into scratch memory first, rows x K x L bytes each (`workspace_bytes`).
+    fp8 and float32 operands that are not contiguous along K are transposed into scratch memory first, rows x K x L elements each (`workspace_bytes`).
 
     Args:
         sample_a, sample_b, sample_d: tensors or ``TensorDesc``; only their metadata is read.
@@ -119,7 +119,7 @@ class Gemm(DenseOperation):
     def _check(self) -> tuple[GemmProblem, GemmOptions, dict[str, str]]:
         metas, scales = self._samples, self._scales
         a, b = metas[0].dtype, metas[1].dtype
-        check_operands(a, [("b_tensor", b)], scales, OPERAND_DTYPES)
+        check_operands(a, [("b_tensor", b)], scales, (*OPERAND_DTYPES, "float32"))
         if scales is not None:
             require_scales(scales, operand_scales(a))
             if self.sf_vec_size not in (16, 32):

@@ -162,7 +162,7 @@ def pretend_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CheckedKern
         yield built
 
 
-def _kinds(cls: type) -> Iterator[type]:
+def _kinds(cls: Any) -> Iterator[Any]:
     """The class and all that are derived from it."""
     yield cls
     for derived in cls.__subclasses__():

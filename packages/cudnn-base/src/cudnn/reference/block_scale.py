@@ -8,7 +8,7 @@ from cudnn.block_scale import E8M0, FP4, Format, ScaleLayout
 from cudnn.block_scale.checks import scale_form, wanted_text
 from cudnn.block_scale.layout import LOGICAL_ORDER, ceil_div
 from cudnn.datatypes import dtype_name, torch_dtype
-from cudnn.fp4 import decode_e2m1, encode_e2m1, pack_fp4, packed_axis, unpack_fp4
+from cudnn.fp4 import decode_e2m1, encode_e2m1, pack_fp4, unpack_fp4
 from cudnn.reference.gemm import cast
 
 if TYPE_CHECKING:
@@ -134,14 +134,13 @@ def dequantize_operand(operand: torch.Tensor, scales: torch.Tensor, vec: int) ->
     """A block-scaled operand of a product, operand[r, k, l] * SF(r, k // vec, l), in float32.
 
     Args:
-        operand: (rows, K, L) in fp8, any strides; or 4-bit floats packed along the axis with stride 1 (float4_e2m1fn_x2 or uint8).
+        operand: (rows, K, L) in fp8, any strides; or 4-bit floats packed along K (float4_e2m1fn_x2 or uint8), (rows, K / 2, L).
         scales: blocked, either form, for (rows, K, L). What lies beyond the rows and blocks there are is not looked at.
 
     Returns:
         (rows, K, L) in float32, exact unless beyond its range.
     """
-    axis = packed_axis(operand.shape, operand.stride()) if dtype_name(operand.dtype) in (FP4, "uint8") else 1
-    values = element_values(operand, axis)
+    values = element_values(operand, 1)
     rows, columns, _ = values.shape
     plain = scale_values(scales_from_blocked(scales, rows, columns, vec))
     wide = plain.repeat_interleave(vec, -1)[..., :columns]

@@ -206,6 +206,8 @@ def check_others(spec: KernelSpec, others: Any, extents: dict[str, int]) -> None
     """What the epilogue of the kernel takes, in its order."""
     module, attribute = spec.fusion.split(":")
     epilogue = getattr(importlib.import_module(module), attribute)(spec.problem, spec.options)
+    # What the host takes for its shared memory is what it takes.
+    assert importlib.import_module("cudnn.cutedsl.epilogue.driver").footprint(epilogue, spec.config) == spec.options.footprint
     if spec.problem.grouping == "rows":
         caller_axes = importlib.import_module("cudnn.cutedsl.epilogue.rows").GroupedRows(spec.problem.unit_axes).caller_axes
         wanted = [caller_axes(one) for one in epilogue.tensors]

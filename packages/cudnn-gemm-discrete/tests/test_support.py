@@ -144,21 +144,29 @@ def test_a_bias_has_to_come_when_compiled_for_one() -> None:
         op.execute(given["a_tensor"], given["b_ptrs"], c, d, None, None, offsets, alpha)
 
 
-def test_the_forward_pass_and_its_results_in_order() -> None:
-    given = arguments(act_func="geglu", linear_offset=0.25, geglu_alpha=1.5, glu_clamp_max=0.5, glu_clamp_min=-0.5)
+@pytest.mark.parametrize("glu_layout", ["interleaved32", "alternating"])
+def test_the_forward_pass_and_its_results_in_order(glu_layout: str) -> None:
+    given = arguments(glu_layout=glu_layout, act_func="geglu", linear_offset=0.25, geglu_alpha=1.5, glu_clamp_max=0.5, glu_clamp_min=-0.5)
     result = discrete_grouped_gemm_swiglu_wrapper(**given)
     assert list(result.keys()) == ["c_tensor", "d_tensor", "d_col_tensor", "amax_tensor", "sfd_row_tensor", "sfd_col_tensor"]
     assert [t is None for t in result] == [False, False, True, True, True, True]
     c, d = grouped_gemm_glu(
-        given["a_tensor"][..., 0], HELD, given["padded_offsets"], given["alpha_tensor"], activation="geglu", scalars=GluScalars(0.25, 1.5, 0.5, -0.5)
+        given["a_tensor"][..., 0],
+        HELD,
+        given["padded_offsets"],
+        given["alpha_tensor"],
+        activation="geglu",
+        scalars=GluScalars(0.25, 1.5, 0.5, -0.5),
+        glu_layout=glu_layout,
     )
     assert torch.equal(result["c_tensor"][..., 0], c.to(BF)) and torch.equal(result["d_tensor"][..., 0], d.to(BF))
 
 
+@pytest.mark.parametrize("glu_layout", ["interleaved32", "alternating"])
 @pytest.mark.parametrize("activation", ["swiglu", "geglu"])
-def test_the_backward_pass_and_its_results_in_order(activation: str) -> None:
+def test_the_backward_pass_and_its_results_in_order(activation: str, glu_layout: str) -> None:
     """beta counts for dswiglu and not for dgeglu."""
-    given = backward(act_func=f"d{activation}", generate_dbias=True)
+    given = backward(act_func=f"d{activation}", generate_dbias=True, glu_layout=glu_layout)
     given["dprob_tensor"].fill_(2.0)
     result = discrete_grouped_gemm_dswiglu_wrapper(**given)
     assert list(result.keys()) == ["d_row_tensor", "d_col_tensor", "dprob_tensor", "dbias_tensor", "amax_tensor", "sfd_row_tensor", "sfd_col_tensor"]
@@ -172,6 +180,7 @@ def test_the_backward_pass_and_its_results_in_order(activation: str) -> None:
         given["beta_tensor"] if activation == "swiglu" else None,
         given["prob_tensor"].view(-1),
         activation=activation,
+        glu_layout=glu_layout,
     )
     assert torch.equal(result["d_row_tensor"][..., 0], found.d.to(BF))
     torch.testing.assert_close(result["dprob_tensor"].view(-1), found.dprob + 2.0)

@@ -206,6 +206,8 @@ def check_others(spec: KernelSpec, others: Any, extents: dict[str, int]) -> None
     """What the epilogue of the kernel takes, in its order."""
     module, attribute = spec.fusion.split(":")
     epilogue = getattr(importlib.import_module(module), attribute)(spec.problem, spec.options)
+    # What the host takes for its shared memory is what it takes.
+    assert importlib.import_module("cudnn.cutedsl.epilogue.driver").footprint(epilogue, spec.config) == spec.options.footprint
     if spec.problem.grouping == "rows":
         caller_axes = importlib.import_module("cudnn.cutedsl.epilogue.rows").GroupedRows(spec.problem.unit_axes).caller_axes
         wanted = [caller_axes(one) for one in epilogue.tensors]
@@ -445,3 +447,31 @@ def test_published_layer(device, monkeypatch):
         [randn(1, 70, H), *(randn(E, I, H, scale=H**-0.5) for _ in range(2)), randn(E, H, I, scale=I**-0.5)],
     )
     assert all(relative_error(one, right) < 2e-3 for one, right in zip(found, wanted, strict=True))
+
+
+def test_pitches():
+    """What layers hand on may have lines further apart than they are long, in multiples of 16 bytes, and nothing else."""
+    from cudnn.grouped.layout import GroupedRule, PitchedLayout, vector
+    from cudnn.tensors import metadata
+
+    weights = GroupedRule("b_tensor", ("e", "n", "k"), ((0, 1, 2),), True)
+    layout = PitchedLayout(
+        [GroupedRule("a_tensor", ("m", "k"), ((0, 1), (1, 0)), True), weights, vector("ends", "e"), GroupedRule("c", ("m", "n"), ((0, 1),), True, 2)]
+    )
+    big, three = torch.zeros(4, 64, 64, dtype=BF), torch.zeros(3)
+
+    def problem(a=big[0, :, :32], b=big[:3, :16, :32], ends=three, c=big[1, :, :16]):
+        metas = [metadata(t) for t in (a, b, ends, c)]
+        layout.extents(metas)
+        return layout.line_problem(metas, layout.majors(metas))
+
+    assert problem() is None and problem(a=big[0, :32].t()) is None and problem(b=torch.zeros(3, 16, 32, dtype=BF)[:1], ends=torch.zeros(1)) is None
+    assert layout.majors([metadata(t) for t in (big[0, :32].t(), big[:3, :16, :32], torch.zeros(3), big[1, :, :16])])["a_tensor"] == "k,m"
+    odd = torch.zeros(64, 68, dtype=BF)
+    assert problem(a=odd[:, :32]) == "a_tensor: found stride 68 of axis 0, 136 bytes, needs a multiple of 8 elements of bfloat16 (16 bytes); pad the pitch"
+    assert problem(b=big[:3, :24, :32], c=big[1, :, :24]) == "c: found N = 24 contiguous bfloat16 elements, needs a multiple of 8 in each half (16 bytes)"
+    for wrong in (big[:3, :16, ::2], big[0:1, :16, :32].expand(3, 16, 32), big[0].as_strided((3, 16, 32), (1024, 16, 1))):
+        with pytest.raises(ValueError, match="b_tensor: found strides .* needs axes in the order E,N,K, stride 1 along the last and lines that do not overlap"):
+            problem(b=wrong)
+    with pytest.raises(ValueError, match="ends: found strides"):
+        problem(ends=torch.zeros(6)[::2])

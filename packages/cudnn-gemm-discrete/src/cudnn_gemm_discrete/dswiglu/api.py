@@ -60,7 +60,7 @@ class DiscreteGroupedGemmDswiglu(DgluRows):
     ==============  ============  ==============================  ===========================================================
 
     Groups, run-time values and the workspace are as in `DiscreteGroupedGemmSwiglu`; the workspace has besides, in float32, a line of 2n sums for each 64 rows and expert where there is dbias, and a line of M sums for
-    each tile along n where ``deterministic``. n is a multiple of 32 with ``glu_layout="interleaved32"``, of 8 with "concatenated". dprob and dbias are added to what they hold; dbias is summed in a fixed order, dprob
+    each tile along n where ``deterministic``. n is a multiple of 32 with ``glu_layout="interleaved32"``, of 8 otherwise. dprob and dbias are added to what they hold; dbias is summed in a fixed order, dprob
     where ``deterministic``.
 
     Args:

@@ -42,8 +42,8 @@ class DiscreteGroupedGemmSwiglu(GluRows):
     """C = alpha[e] * A[m] · B[e][j] + bias[j, e] for the rows m of each group e, and D = prob[m] * act(g, u) of C's halves gate g and up u, taken before C is rounded. The weights of each expert lie anywhere.
 
     ``act_func`` is ``"swiglu"``: u g sigmoid(g), or ``"geglu"``: (u' + linear_offset) g' sigmoid(a g') with g' = min(g, high) and u' = max(min(u, high), low). gate and up are the halves of n that
-    ``glu_layout`` names: ``"interleaved32"`` (the published layout: blocks of 32 in turn, gate first; n is a multiple of 64), ``"concatenated"`` ([gate | up]), or ``"separate"`` (``b_ptrs`` is the pair of the
-    gates' and the ups' addresses; C and the bias are [gate | up]).
+    ``glu_layout`` names: ``"interleaved32"`` (the published layout: blocks of 32 in turn, gate first; n is a multiple of 64), ``"concatenated"`` ([gate | up]), ``"separate"`` (``b_ptrs`` is the pair of the
+    gates' and the ups' addresses; C and the bias are [gate | up]), or ``"alternating"`` (row by row in turn, gate first).
 
     Group e has the rows from ``padded_offsets[e - 1]`` (0 for the first) up to ``padded_offsets[e]``, of any number. Rows from the last end on are neither read nor written.
 

@@ -10,6 +10,7 @@ from cudnn.cutedsl.rows import GatherRowsSpec, ScatterRowsSpec, SumRowsSpec, Zer
 from cudnn.grouped.checks import OPERAND_DTYPES
 from cudnn.grouped.configs import default_configs
 from cudnn.grouped.options import B_PARTS, DgluOptions, GluOptions, ProductOptions, kernel_spec
+from cudnn_gemm_grouped.moe.products import pre_layout
 
 if TYPE_CHECKING:
     from cudnn.cutedsl.compile import KernelSpec
@@ -26,9 +27,10 @@ FORMS = (
 
 
 def precompile_specs() -> list[Any]:
-    """The kernels of training and inference with routed tokens, for the layouts of weights that models have; and what brings rows to their experts and back. Those of weight gradients are listed by their own operation."""
+    """The kernels of training and inference with routed tokens in bfloat16, for the layouts of weights that models have; and what brings rows to their experts and back. Those of weight gradients are listed by their own
+    operation.
+    """
     found: list[Any] = [spec for form in FORMS for spec in _products("bfloat16", *form)]
-    found += _products("float16", *FORMS[0])
     for dtype in OPERAND_DTYPES:
         found += [
             GatherRowsSpec(dtype),
@@ -65,7 +67,7 @@ def _products(dtype: str, activation: str, glu_layout: str, transposed: bool, bi
         (
             "grouped_gemm_dglu",
             problem(not transposed),
-            DgluOptions(dtype, dtype, activation, glu_layout, dtype, "float32" if bias else None, None, False, False, True, False),
+            DgluOptions(dtype, dtype, activation, pre_layout(glu_layout), dtype, "float32" if bias else None, None, False, False, True, False),
         ),
         ("grouped_gemm", problem(not transposed), ProductOptions(dtype, None, None, False, False)),
     ]

@@ -26,6 +26,11 @@ class Form(NamedTuple):
     glu_layout: str
 
 
+def pre_layout(glu_layout: str) -> str:
+    """Where gate and up lie in a pre-activation: that of two separate weights is [gate | up] as that of two halves, and its gradient the same kernel."""
+    return "concatenated" if glu_layout == "separate" else glu_layout
+
+
 def on_gpu(t: torch.Tensor) -> bool:
     """Whether the kernels that are no products compute, instead of plain torch; products decide for themselves."""
     return t.is_cuda
@@ -144,7 +149,7 @@ def gated_linear_gradient(
     options = {
         "b_major": b_major,
         "activation": form.activation,
-        "glu_layout": form.glu_layout,
+        "glu_layout": pre_layout(form.glu_layout),
         "bias": bias,
         "activated": activated,
         "deterministic": deterministic,

@@ -475,3 +475,13 @@ def test_pitches():
             problem(b=wrong)
     with pytest.raises(ValueError, match="ends: found strides"):
         problem(ends=torch.zeros(6)[::2])
+
+
+def test_weights_that_start_between_16_bytes_are_copied():
+    """As a view into one flat buffer of all parameters is: contiguous, and nothing that the copy engine takes."""
+    flat = torch.randn(4 + 3 * 16 * 24).bfloat16()
+    w = flat[4:].view(3, 16, 24)
+    given, major = moe_products.as_weights(w)
+    assert major == "k" and given.data_ptr() % 16 == 0 and torch.equal(given, w) and w.data_ptr() % 16
+    (one, other), major = moe_products.common_weights((w, flat[: 3 * 16 * 24].view(3, 24, 16).transpose(1, 2)))
+    assert major == "k" and not (one.data_ptr() | other.data_ptr()) % 16 and one.is_contiguous() and other.is_contiguous()

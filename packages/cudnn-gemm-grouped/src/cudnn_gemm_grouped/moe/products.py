@@ -56,14 +56,14 @@ def as_weights(w: torch.Tensor) -> tuple[torch.Tensor, str]:
             continue
         if view.stride(1) >= inner and (experts == 1 or view.stride(0) >= lines * view.stride(1)):
             return view, major
-    return w.contiguous(), "k"
+    return w.clone(memory_format=torch.contiguous_format), "k"
 
 
 def common_weights(weights: Sequence[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], str]:
     """``as_weights`` of one tensor, or of two that then have the same major."""
     found = [as_weights(w) for w in weights]
     if len({major for _, major in found}) == 2:
-        found = [(w.contiguous(), "k") for w in weights]
+        found = [(one if major == "k" else w.contiguous(), "k") for w, (one, major) in zip(weights, found, strict=True)]
     return tuple(w for w, _ in found), found[0][1]
 
 

@@ -373,7 +373,9 @@ def test_the_kernel_is_given_what_it_is_compiled_for(w_out_in, monkeypatch):
     op, seen = hooks.build(inputs, outputs), []
     op.compile()
     extents = op._layout.extents(op._samples)
-    monkeypatch.setattr(op, "_run", lambda tensors, scalars, *_: op._launch(Launch(lambda *a: seen.append(a), 7, extents), tensors, scalars, 5, None, None))
+    monkeypatch.setattr(
+        op, "_run", lambda tensors, scalars, *_: op._launch(Launch(lambda *a: seen.append(a), 7, extents, CONFIGS[0]), tensors, scalars, 5, None, None)
+    )
     op.execute(**inputs, **outputs)
     ((x, w), rest, scalars, clusters, handle), epilogue = seen[0], ProjRopeMxfp8()
     assert (clusters, handle, len(scalars)) == (7, 5, max(epilogue.scalar_count, 1))

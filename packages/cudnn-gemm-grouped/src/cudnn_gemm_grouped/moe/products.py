@@ -56,7 +56,7 @@ def as_weights(w: torch.Tensor) -> tuple[torch.Tensor, str]:
             continue
         if view.stride(1) >= inner and (experts == 1 or view.stride(0) >= lines * view.stride(1)):
             return view, major
-    return w.clone(memory_format=torch.contiguous_format), "k"
+    return (w.clone() if w.is_contiguous() else w.contiguous()), "k"
 
 
 def common_weights(weights: Sequence[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], str]:

@@ -174,6 +174,13 @@ def test_e8m0_against_torch():
     assert torch.equal(cast_scale(powers, "float8_e8m0fnu").view(torch.uint8), powers.to(torch.float8_e8m0fnu).view(torch.uint8))
 
 
+def test_a_nan_scale_factor_has_no_sign():
+    nan = torch.tensor([math.nan, -math.nan]).view(torch.int32)
+    nan[1] |= -(1 << 31)
+    assert cast_scale(nan.view(torch.float32), "float8_e4m3fn").view(torch.uint8).tolist() == [0x7F, 0x7F]
+    assert cast_scale(nan.view(torch.float32), "float8_e8m0fnu").view(torch.uint8).tolist() == [0xFF, 0xFF]
+
+
 def test_blocked_layout_by_offsets():
     for rows, columns, batches, vec in [(1, 1, 1, 32), (130, 290, 2, 32), (random.randint(1, 300), random.randint(1, 900), random.randint(1, 3), 16)]:
         layout = ScaleLayout(rows, columns, batches, vec)

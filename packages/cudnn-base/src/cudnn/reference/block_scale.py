@@ -21,7 +21,8 @@ def cast_scale(p: torch.Tensor, dtype: Any) -> torch.Tensor:
     import torch
 
     if dtype_name(dtype) != E8M0:
-        return cast(p, torch_dtype(dtype))
+        # A NaN in p may have either sign, a scale factor has none.
+        return (cast(p, torch_dtype(dtype)).view(torch.uint8) & 0x7F).view(torch_dtype(dtype))
     mantissa, exponent = torch.frexp(p)  # p = mantissa * 2^exponent, the mantissa in [1/2, 1)
     byte = (torch.where(mantissa == 0.5, exponent - 1, exponent) + 127).clamp(0, 254)
     byte = torch.where(p == 0, 0, torch.where(torch.isinf(p), 254, torch.where(torch.isnan(p), 255, byte)))

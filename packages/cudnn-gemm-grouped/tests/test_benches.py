@@ -70,3 +70,19 @@ def test_work_and_traffic(bench):
     else:
         stored = {"grouped_gemm": 1, "grouped_gemm_glu": 1.5, "grouped_gemm_dglu": 4}[bench.op]
         assert bench.bytes(shape, "bfloat16") == 2 * (rows * (k + stored * n) + experts * n * k)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_layer_of_experts(seed):
+    """Every candidate is right in all gradients, in a layer where some experts have no token; and routing is skewed."""
+    bench, shape = importlib.import_module("cudnn_gemm_grouped.moe.bench").BENCH, (12, 2, 40, 64, 32)
+    chosen = [bench.ours(None), *(peer for peer in bench.peers if peer.missing() is None)]
+    rates = {"matmul_tflops": 1.0, "copy_tb_s": 1.0}
+    row = run.measure_shape(bench, "custom", shape, "bfloat16", chosen, OneCall(), device="cpu", repeats=20, rates=rates, seed=seed)
+    assert {entry["status"] for entry in row["candidates"].values()} == {"ok"}, run.wrong([row])
+    inputs = bench.inputs((64, 4, 512, 8, 8), "bfloat16", "cpu", torch.Generator().manual_seed(seed))
+    counts = inputs["index"].flatten().bincount(minlength=64)
+    assert counts.sum() == 4 * 512 and counts.max() > 4 * counts.float().mean() and all(len(set(row)) == 4 for row in inputs["index"].tolist())
+    host = bench.inputs(bench.host_shape, "bfloat16", "cpu", torch.Generator().manual_seed(seed))
+    assert {found["status"] for found in run.measure_host(bench.host_paths, host, OneCall())} == {"ok"}
+    assert bench.flops(shape) == 9 * 2 * 40 * 2 * 64 * 32

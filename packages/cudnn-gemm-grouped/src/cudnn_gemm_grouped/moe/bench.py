@@ -152,32 +152,27 @@ def _bind_compiled(inputs: Inputs) -> Call:
 
 def _transformers_missing() -> str | None:
     try:
-        from transformers.integrations.moe import grouped_mm_experts_forward  # noqa: F401
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # noqa: F401
+        from transformers.models.mixtral.modeling_mixtral import MixtralExperts  # noqa: F401
     except Exception as error:  # not installed, too old, or failing in a way of its own
         return f"transformers' experts interface: {type(error).__name__}: {error}"
     return None
 
 
 def _bind_transformers(inputs: Inputs) -> Call:
-    """transformers' grouped_mm implementation of the experts interface, on an object with what it reads of a model's layer."""
+    """The experts of a transformers model, in its grouped_mm implementation, on the inputs' weights."""
     import torch
-    from torch.nn import functional
-    from transformers.integrations.moe import grouped_mm_experts_forward
+    from transformers import MixtralConfig
+    from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
-    class Experts(torch.nn.Module):
-        has_gate, has_bias, is_transposed = True, False, False
-
-        def _apply_gate(self, gate_up_out: torch.Tensor) -> torch.Tensor:
-            gate, up = gate_up_out.chunk(2, -1)
-            return functional.silu(gate) * up
-
-    experts = Experts()
-    experts.num_experts = inputs["down"].shape[0]
+    experts, hidden, inner = inputs["down"].shape
+    config = MixtralConfig(num_local_experts=experts, num_experts_per_tok=inputs["index"].shape[1], hidden_size=hidden, intermediate_size=inner)
+    config._experts_implementation = "grouped_mm"
+    with torch.device("meta"):
+        module = MixtralExperts(config)
 
     def layer(x: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        object.__setattr__(experts, "gate_up_proj", gate_up)
-        object.__setattr__(experts, "down_proj", down)
-        return grouped_mm_experts_forward(experts, x, index, weights).to(x.dtype)
+        return torch.func.functional_call(module, {"gate_up_proj": gate_up, "down_proj": down}, (x, index, weights)).to(x.dtype)
 
     return _step(layer, inputs)
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,15 @@ def outcomes(junit: Path) -> tuple[dict[str, dict[str, int]], list[dict[str, str
     return {module: dict(counter) for module, counter in sorted(counts.items())}, notable
 
 
+def one_core_each(options: Sequence[str]) -> dict[str, str]:
+    """The environment for pytest. Where it runs several processes, none of them starts more that compile or more threads of its own: they wait for each other then, for minutes."""
+    environ = dict(os.environ)
+    if any(option.startswith(("-n", "--numprocesses")) for option in options):
+        for name in ("CUDNN_KERNELS_COMPILE_JOBS", "TORCHINDUCTOR_COMPILE_THREADS", "OMP_NUM_THREADS"):
+            environ.setdefault(name, "1")
+    return environ
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="+", help="test files or folders")
@@ -51,7 +62,11 @@ def main() -> int:
         junit = Path(folder) / "junit.xml"
         command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", *arguments.paths, *rest]
         started = time.time()
-        status = subprocess.run([*command, f"--junitxml={junit}"]).returncode
+        with subprocess.Popen([*command, f"--junitxml={junit}"], env=one_core_each(rest)) as running:
+            try:
+                status = running.wait()
+            except KeyboardInterrupt:  # pytest has it too, and says what it got through
+                status = running.wait()
         seconds = time.time() - started
         files, notable = outcomes(junit) if junit.exists() else ({}, [])
     total: Counter[str] = Counter()

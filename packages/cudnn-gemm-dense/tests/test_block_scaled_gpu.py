@@ -183,7 +183,7 @@ def test_amax_of_a_negative_number(kind):
         inputs["a_tensor"].view(torch.uint8).bitwise_xor_(0x88 if FORMATS[kind].element == FP4 else 0x80)
 
 
-CONVERTING = [{"tile_m": 64, "tile_n": tile_n, "split_k": split} for tile_n, split in ((128, 1), (64, 1), (192, 1), (32, 4), (96, 2), (128, 8))]
+CONVERTING = [{"tile_m": 64, "tile_n": tile_n, "split_k": split} for tile_n, split in ((128, 1), (64, 1), (192, 1), (32, 4), (96, 2), (64, 8))]
 
 
 @pytest.mark.parametrize("config", CONVERTING, ids=str)

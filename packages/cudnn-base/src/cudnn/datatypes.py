@@ -181,10 +181,11 @@ def torch_dtype(x: Any) -> Any:
         ImportError: torch is not installed.
     """
     name = _required_name(x)
-    if not is_torch_available():
-        raise ImportError(f"the torch dtype of {name} needs torch, which is not installed: pip install torch")
-    import torch
-
+    try:
+        # A statement that torch.compile can trace, which the lookup of is_torch_available is not.
+        import torch
+    except ImportError as error:
+        raise ImportError(f"the torch dtype of {name} needs torch, which is not installed: pip install torch") from error
     found = getattr(torch, _BY_NAME[name].torch, None)
     if found is None:
         raise ValueError(f"torch {torch.__version__} has no dtype for {name}; install a newer torch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -170,7 +171,7 @@ class WrapperCalls:
 
         names, inputs = flatten(tensors)
         # NOTE: torch.compile takes a dict as part of a constant, but no frozen dataclass.
-        given = tuple((name, value.as_dict() if isinstance(value, GemmConfig) else value) for name, value in options.items())
+        given = tuple((name, _constant(value)) for name, value in options.items())
         made = self.operators()[0](inputs, scalars.get("alpha", 1.0), encode(tuple(names), given))
         return dict(zip(self.outputs(tensors, options), made, strict=True))
 
@@ -181,6 +182,17 @@ class WrapperCalls:
         names, inputs = flatten(tensors)
         targets, made = flatten(outputs)
         self.operators()[1](inputs, made, alpha, encode((tuple(names), tuple(targets)), op._traced_arguments))
+
+
+def _constant(option: Any) -> Any:
+    """The option with its integers as constants of the traced graph, where torch may have taken them for symbols."""
+    if isinstance(option, GemmConfig):
+        option = option.as_dict()
+    if isinstance(option, dict):
+        return {name: _constant(value) for name, value in option.items()}
+    if isinstance(option, (tuple, list)):
+        return tuple([_constant(value) for value in option])
+    return operator.index(option) if isinstance(option, int) and not isinstance(option, bool) else option
 
 
 def _other_stream(stream: Any, device: Any) -> Any:

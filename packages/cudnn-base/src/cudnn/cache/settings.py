@@ -50,13 +50,16 @@ def max_bytes() -> int:
 def compile_jobs() -> int:
     """How many processes, this one included, compile the kernels of one operation: ``CUDNN_KERNELS_COMPILE_JOBS``; unset, half the cores this process may use, 8 at most.
 
+    Processes that torchrun has started on this machine (``LOCAL_WORLD_SIZE``) share the cores.
+
     Raises ValueError for anything but a positive whole number.
     """
     value = os.environ.get(JOBS_VARIABLE, "").strip()
     if not value:
         from cudnn.cache.pool import default_jobs
 
-        return max(min(default_jobs() // 2, MOST_JOBS), 1)
+        ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+        return max(min(default_jobs() // 2 // (int(ranks) if ranks.isdecimal() and int(ranks) else 1), MOST_JOBS), 1)
     if not value.isdecimal() or not int(value):
         raise ValueError(f"{JOBS_VARIABLE}: found {value!r}, needs a whole number from 1 on; 1 compiles in this process alone")
     return int(value)

@@ -8,7 +8,7 @@ from typing import Any
 
 from cudnn import checks
 from cudnn.datatypes import dtype_name
-from cudnn.tensors import Metadata, metadata
+from cudnn.tensors import Device, Metadata, metadata
 
 OPERAND_DTYPES = ("bfloat16", "float16")
 BLOCK_SCALED_DTYPES = ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn", "uint8")
@@ -85,7 +85,9 @@ def check_pointers(name: str, pointers: Any, experts: int, device_type: str, dev
     if meta.shape[0] > 1 and meta.stride[0] != 1:
         raise ValueError(f"{name}: found stride {meta.stride[0]}, needs contiguous addresses")
     if (meta.device_type, meta.device_index) != (device_type, device_index):
-        raise ValueError(f"{name} is on {meta.device_type}, index {meta.device_index}, needs the device of a_tensor, {device_type}, index {device_index}")
+        raise ValueError(
+            f"{name} is on {Device(meta.device_type, meta.device_index)}, needs the device of a_tensor, {Device(device_type, device_index)}; move it there"
+        )
 
 
 def operand_family(a: Any, b: Any, op: str) -> None:

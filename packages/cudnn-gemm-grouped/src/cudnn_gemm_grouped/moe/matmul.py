@@ -79,10 +79,10 @@ def _check(token: Tensor, weight: Tensor, offsets: Tensor, index: Tensor | None,
         raise ValueError(f"{OP}: first_token_offset has {count} numbers, needs G + 1 boundaries of G groups, a multiple of the {experts} experts")
     if token.dtype not in (*DTYPES, torch.float32):
         raise KeyError(f"{OP}: token is {token.dtype}, needs torch.bfloat16, torch.float16 or torch.float32")
-    if token.dtype == torch.float32 and token.is_cuda:
-        raise NotImplementedError(f"{OP}: token is torch.float32 on {token.device}, needs torch.bfloat16 or torch.float16 there; cast token and weight")
     if weight.dtype != token.dtype:
         raise KeyError(f"{OP}: weight is {weight.dtype} while token is {token.dtype}, needs equal dtypes; cast one, or call under torch.autocast")
+    if token.dtype == torch.float32 and token.is_cuda:
+        raise NotImplementedError(f"{OP}: token is torch.float32 on {token.device}, needs torch.bfloat16 or torch.float16 there; cast token and weight")
     if weight.shape[1] != token.shape[2]:
         raise ValueError(f"{OP}: weight has shape {tuple(weight.shape)}, needs (E, K, N) with K = {token.shape[2]} of token")
     groups = _groups(experts, count)

@@ -12,6 +12,7 @@ import torch
 
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.reference import cast
+from cudnn.testing.ahead import build_ahead
 from cudnn.testing.conformance import GemmConformanceCuda, same_bits
 from cudnn.testing.numeric import relative_error
 from cudnn_gemm_dense.amax.api import GemmAmax
@@ -155,8 +156,6 @@ def specs_of(hooks) -> list:
 @pytest.fixture(scope="module", autouse=True)
 def problems():
     """Every operation x 16-bit dtype x majors with random dtypes of the other tensors and a random configuration, and two sets of ragged extents each. All kernels are built in parallel first."""
-    from cudnn.cache.pool import build_all
-
     seed = int(os.environ.get("PYTEST_SEED") or int.from_bytes(os.urandom(4), "little"))
     print(f"PYTEST_SEED={seed}")
     rng = random.Random(seed)
@@ -179,8 +178,7 @@ def problems():
     classes = (TestGemm, TestGemmBiasAddend, TestGemmFp8, TestAmax, TestSrelu, TestSreluColumns, TestDsrelu, TestDswiglu, TestDswigluConcatenated)
     others = [cls() for cls in classes] + [case(op) for op in HOOKS]
     specs = [spec for hooks in (*(hooks for hooks, _ in found.values()), *others) for spec in specs_of(hooks)]
-    failed = [outcome for outcome in build_all(list(dict.fromkeys(specs)), arch="sm_90a") if outcome.status == "failed"]
-    assert not failed, f"{failed[0].spec.label}: {failed[0].error}"
+    build_ahead(specs)
     return seed, found
 
 
@@ -345,7 +343,8 @@ def test_fp8_outputs(op, output, out_major, dtype):
 def test_fp8_operands(dtype, majors):
     """Of either major, with full accumulation."""
     for op in HOOKS:
-        hooks = case(op, dtype=dtype, a_major=majors[0], b_major=majors[1])
+        # The matrix units add 8-bit products, 128 at a time, with an error of about 1.3e-4: several times that in a single sum over a row.
+        hooks = case(op, dtype=dtype, a_major=majors[0], b_major=majors[1], slack=2e-3)
         for extents in ((64, 96, 48, 1), (272, 544, 1104, 2)):
             inputs = hooks.inputs(*extents)
             hooks.check(inputs, hooks.wrapper(inputs))

@@ -11,6 +11,7 @@ import torch
 import cudnn
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
+from cudnn.testing.ahead import build_ahead
 from cudnn.testing.conformance import GemmConformanceCuda, same_bits
 from cudnn.testing.poison import Poisoned
 from cudnn.tuning import table
@@ -45,14 +46,7 @@ SCHEDULES = [
 @pytest.fixture(scope="module", autouse=True)
 def kernels():
     """All of them, built in parallel."""
-    from cudnn.cache.pool import build_all
-
-    failed = [
-        o
-        for o in build_all([proj_rope_spec(PROBLEM, ProjRopeOptions(), c) for c in dict.fromkeys((*EVERY, *SCHEDULES))], arch="sm_90a")
-        if o.status == "failed"
-    ]
-    assert not failed, f"{failed[0].spec.label}: {failed[0].error}"
+    build_ahead(proj_rope_spec(PROBLEM, ProjRopeOptions(), config) for config in (*EVERY, *SCHEDULES))
 
 
 class TestProjRope(ProjRopeHooks, GemmConformanceCuda):

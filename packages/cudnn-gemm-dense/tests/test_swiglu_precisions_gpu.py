@@ -12,6 +12,7 @@ import torch
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.cutedsl.transpose import TransposeSpec
+from cudnn.testing.ahead import build_ahead
 from cudnn.testing.conformance import GemmConformanceCuda, same_bits
 from cudnn.testing.numeric import relative_error
 from cudnn_gemm_dense.conformance import random_compact, tf32
@@ -141,14 +142,11 @@ SEED, CASES = random_cases()
 @pytest.fixture(scope="module", autouse=True)
 def kernels():
     """What the tests of this module run is built in parallel first."""
-    from cudnn.cache.pool import build_all
-
     specs = [TransposeSpec(str(dtype).removeprefix("torch.")) for dtype in NARROW]
     for hooks in (*(hooks for hooks, _ in CASES.values()), TestE4M3(), TestE5M2Separate(), TestFloat32(), TestFloat32Concatenated(), TestFloat16Sums()):
         problem, options = problem_of(hooks)
         specs += [swiglu_spec(problem, options, config) for config in ((hooks.config,) if hooks.config else fitting_configs(problem, options.footprint))]
-    failed = [outcome for outcome in build_all(list(dict.fromkeys(specs)), arch="sm_90a") if outcome.status == "failed"]
-    assert not failed, f"{failed[0].spec.label}: {failed[0].error}"
+    build_ahead(specs)
 
 
 @pytest.mark.parametrize("key", CASES, ids=lambda key: f"{str(key[0]).removeprefix('torch.')}-{key[1]}-{key[2]}-{key[3]}")

@@ -118,7 +118,7 @@ class ProjRopeMxfp8Hooks(ProjRopeHooks):
     def coded(self, name: str, rows: int, k: int, shift: int = 0) -> dict[str, torch.Tensor]:
         """Numbers of about unit size times 2^shift, with scales that differ."""
         scale = torch.randint(125 + shift, 130 + shift, (rows, k // BLOCK), device=self.device, dtype=torch.int32)
-        code = torch.ldexp(torch.randn(rows, k, device=self.device), (127 - scale).repeat_interleave(BLOCK, 1))
+        code = torch.ldexp(torch.randn(rows, k, device=self.device), (127 + shift - scale).repeat_interleave(BLOCK, 1))
         return {f"{name}_code": code.to(torch.float8_e4m3fn), f"{name}_scale": scale.to(torch.uint8)}
 
     def scratch_bytes(self, m: int, n: int, k: int, batches: int) -> int:

@@ -28,6 +28,12 @@ def has_row(place, row):
     return (row >= 0) & (row < place.rows)
 
 
+def of_halves(column, columns):
+    """(column, whether it exists) in a tensor of ``columns`` whose halves take turns in blocks of 32, the last of which may be shorter, to give what number ``column`` is counted in."""
+    within, half = column // 64 * 32 + column % 32, columns // 2
+    return within + column // 32 % 2 * half, within < half
+
+
 @cute.jit
 def read_if(tensor, coordinate, exists) -> Float32:
     """``tensor[coordinate]`` in float32 where it ``exists``, else 0."""
@@ -129,10 +135,10 @@ class BoundColumnVector(BoundPart):
             local = self.thread + i * 128
             column = place.n * self.config.tile_n + local
             if local < self.config.tile_n:
-                source = column
+                source, exists = column, column < place.columns
                 if cutlass.const_expr(self.part.halves):
-                    source = column // 64 * 32 + column % 32 + column // 32 % 2 * (place.columns // 2)
-                self.staged[local] = read_if(self.tensor, (source, place.group)[: cute.rank(self.tensor)], column < place.columns)
+                    source, exists = of_halves(column, place.columns)
+                self.staged[local] = read_if(self.tensor, (source, place.group)[: cute.rank(self.tensor)], exists)
 
     def begin(self) -> None:
         cute.arch.barrier(barrier_id=self.barrier_id, number_of_threads=128)
@@ -260,10 +266,11 @@ class BoundColumnSum(BoundPart):
         cute.arch.barrier(barrier_id=self.barrier_id, number_of_threads=128)
         for i in cutlass.range_constexpr(cute.ceil_div(self.columns, 128)):
             local = self.thread + i * 128
-            column = place.n * self.columns + local
+            column, columns = place.n * self.columns + local, place.columns * self.part.slabs // self.part.visit_slabs
+            exists = column < columns
             if cutlass.const_expr(self.part.halves):
-                column = column // 64 * 32 + column % 32 + column // 32 % 2 * (place.columns * self.part.slabs // self.part.visit_slabs // 2)
-            if (local < self.columns) & (place.n * self.columns + local < place.columns * self.part.slabs // self.part.visit_slabs):
+                column, exists = of_halves(column, columns)
+            if (local < self.columns) & exists:
                 total = (self.staged[0, local] + self.staged[1, local]) + (self.staged[2, local] + self.staged[3, local])
                 if cutlass.const_expr(self.part.partials is None):
                     cute.arch.atomic_add(element(self.tensor, (column, place.group)), total)

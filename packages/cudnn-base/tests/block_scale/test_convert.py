@@ -22,7 +22,8 @@ def test_stages_hold_the_weights(name, n, k, tile_n):
     from cutlass import BFloat16, Int32
 
     from cudnn.cutedsl import block_scale
-    from cudnn.cutedsl.gemm.convert import RUN, THREADS, Converter
+    from cudnn.cutedsl.gemm.config import GemmConfig
+    from cudnn.cutedsl.gemm.convert import RUN, Converter
     from cudnn.reference import dequantize_blocks
     from cudnn.testing.host_kernels import run_threads
 
@@ -56,7 +57,8 @@ def test_stages_hold_the_weights(name, n, k, tile_n):
                 values[i] = block_scale.as_float(widen(words[i // 4] >> 8 * (i % 4) & 255))
             return values.load()
 
-    source = types.SimpleNamespace(format=fmt, b_dtype=BFloat16, tile_k=TILE_K, config=types.SimpleNamespace(tile_n=tile_n))
+    config = GemmConfig(64, tile_n, convert_b=True)
+    source = types.SimpleNamespace(format=fmt, b_dtype=BFloat16, tile_k=TILE_K, config=config)
 
     def at(tensor, block, columns):
         """Step ``block`` as the stages of a pipeline, where every stage is the same memory."""
@@ -67,10 +69,9 @@ def test_stages_hold_the_weights(name, n, k, tile_n):
         step, rest = block % steps, block // steps
         tile = types.SimpleNamespace(n=rest % tiles, group=rest // tiles, k=Int32(0))
         converter = OnHost(source, (at(staged, block, raw_k), None), at(found, block, TILE_K), scales, Int32(n), Int32(k), thread)
-        converter.look_up(tile, step)
-        for i in range(converter.passes):
-            converter.codes[i] = converter.ahead[i]
-            converter.convert(i, Int32(1))
+        converter.ask(tile, step)
+        converter.take()
+        converter.convert(tile, step, Int32(1))
 
-    run_threads(work, [staged.view(-1), factors, found.view(-1)], found.shape[0], THREADS)
+    run_threads(work, [staged.view(-1), factors, found.view(-1)], found.shape[0], 128 * config.converter_warpgroups)
     assert torch.equal(found, expected)

@@ -183,7 +183,7 @@ def result(
         "source": source,
         "device": dict(device),
         "versions": dict(versions),
-        "method": {"repeats": repeats, "seed": seed, "statistic": "median", "inputs": "random, rotated", "order": "interleaved round-robin"},
+        "method": {"repeats": repeats, "seed": seed, "statistic": "median", "inputs": "random, rotated", "order": "interleaved, a random order each round"},
         "rates": {dtype: dict(values) for dtype, values in rates.items()},
         "rows": list(rows),
         "summary": summarise(rows),

@@ -8,6 +8,7 @@ in the numbers, the L2 cache holds nothing useful at the start of a call, and dr
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -100,15 +101,17 @@ class CudaTimer:
         return start.elapsed_time(end) * 1e3 / len(calls)
 
     def measure(self, prepared: Mapping[str, Prepared], repeats: int) -> dict[str, list[float]]:
-        """Microseconds per call, ``repeats`` numbers for each: one turn of every candidate per round, beginning with another one each round."""
-        names = list(prepared)
+        """Microseconds per call, ``repeats`` numbers for each: one turn of every candidate per round, in a random order each round.
+
+        In a fixed order whoever comes after a slow candidate that draws little power would find a cooler device with a higher clock, every time.
+        """
+        names, order = list(prepared), random.Random(len(prepared))
         times: dict[str, list[float]] = {name: [] for name in names}
         for name in names:
             prepared[name].run()
         self._torch.cuda.synchronize(self.device)
-        for turn in range(repeats):
-            first = turn % len(names)
-            for name in names[first:] + names[:first]:
+        for _ in range(repeats):
+            for name in order.sample(names, len(names)):
                 candidate = prepared[name]
                 start, end = self._event(), self._event()
                 self._delay(1.5 * candidate.cover_us + 20.0)  # so that the start event waits for nothing the host does

@@ -77,11 +77,15 @@ def _ours(config: Config) -> Candidate:
 
 def _inside(name: str, kind: str) -> Candidate:
     """Weights converted inside the kernel. For few rows: with many, each would be converted again for every 64 of them."""
-    config = {"tile_m": 64, "tile_n": 128, "convert_b": True}
+
+    def bind(inputs: Inputs) -> Call:
+        # With few rows 64 tiles would leave half of the multiprocessors without one.
+        return _bind(inputs, kind, config={"tile_m": 64, "tile_n": 128, "split_k": 2 if inputs["a"].shape[0] <= 128 else 1, "convert_b": True})
+
     return Candidate(
         name,
         f"cudnn gemm, {WEIGHTS[kind]}, converted inside the kernel",
-        lambda inputs: _bind(inputs, kind, config=config),
+        bind,
         _output(kind),
         whole=False,
         in_place=True,

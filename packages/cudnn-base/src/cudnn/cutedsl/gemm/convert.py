@@ -3,13 +3,14 @@
 | who | does |
 |---|---|
 | producer (warp 0 of warpgroup 0) | waits for an empty stage; copies A's tile, and B's as it lies in memory, 8 or 4 bits an element |
-| converter (the warpgroup behind the consumers) | waits for B's bytes; widens them, multiplies them with their scale factors, writes them as the matrix instructions read them |
+| converters (the warpgroups behind the consumers) | wait for B's bytes; widen them, multiply them with their scale factors, write them as the matrix instructions read them |
 | consumer | as ever: waits for a full stage, multiplies, releases it |
 
 A stage has room for A, for B's bytes and for B. Its *full* barrier completes when A's bytes have arrived and each warp of converters has said that its part of B is written and visible to the
 asynchronous proxy; one more barrier says that B's bytes have arrived. An empty stage is empty in all three: who converts is done before anybody can multiply, and release.
 
-Scale factors come straight from memory, each thread's for the next step while it converts this one.
+Scale factors come straight from memory, the four of a row that lie in one word at a time: a thread asks for the next word when it begins with one. It reads its bytes of a step before it writes any
+value, since nothing tells the compiler that the two are apart.
 """
 
 from __future__ import annotations
@@ -30,10 +31,9 @@ from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.cutedsl.invariant import LoopInvariant
 from cudnn.datatypes import cutlass_dtype
 
-THREADS, WARPS = 128, 4
 RUN = 16  # neighbours along K that a thread converts at once: never more than a block
 LANES = 4  # threads that share a row of a step
-ROWS = THREADS // LANES
+WORD = 4  # scale factors of a row that lie side by side
 
 
 class QuantizedB(Strided):
@@ -108,27 +108,31 @@ class QuantizedLoader(StridedLoader):
 
 
 class Converter(LoopInvariant):
-    """The converting warpgroup. ``staged``: B's bytes in shared memory, and the barriers that tell of their arrival; ``scales``: the bytes of the scale factors; ``columns``: N; ``k``: K."""
+    """The converting warpgroups. ``staged``: B's bytes in shared memory, and the barriers that tell of their arrival; ``scales``: the bytes of the scale factors; ``columns``: N; ``k``: K; ``thread``: among
+    those of all of them."""
 
     from_fp8 = None  # what converts words of fp8 where the hardware is not there to do it
 
     def __init__(self, source: QuantizedB, staged, sB, scales, columns: Int32, k: Int32, thread: Int32):
-        self.source, self.scales, self.columns, self.thread = source, scales, columns, thread
+        self.source, self.columns, self.thread = source, columns, thread
         raw, self.barriers = staged
         self.format = source.format
-        self.passes = source.config.tile_n // ROWS
+        self.rows = source.config.converter_warpgroups * 128 // LANES  # of a pass
+        self.passes = source.config.tile_n // self.rows
         self.row, self.chunk = thread // LANES, thread % LANES
         self.blocks = cute.ceil_div(k, self.format.vec)
-        threads = cute.make_layout((ROWS, LANES), stride=(LANES, 1))
+        self.word_steps = WORD * self.format.vec // source.tile_k  # steps that the factors of one word serve
+        self.words = cute.make_tensor(cute.recast_ptr(scales.iterator, dtype=Uint32), cute.make_layout(1 << 30))
+        threads = cute.make_layout((self.rows, LANES), stride=(LANES, 1))
         taken = RUN // self.format.packed
         read = cute.make_tiled_copy_tv(cute.make_copy_atom(CopyUniversalOp(), Uint8, num_bits_per_copy=8 * taken), threads, cute.make_layout((1, taken)))
         write = cute.make_tiled_copy_tv(cute.make_copy_atom(CopyUniversalOp(), source.b_dtype, num_bits_per_copy=128), threads, cute.make_layout((1, RUN)))
         self.read, self.write = read, write
         self.sources = read.get_slice(thread).partition_S(raw)
         self.targets = write.get_slice(thread).partition_D(sB)
-        self.bytes = cute.make_rmem_tensor(self.sources[(None, 0, 0, 0)].shape, Uint8)
+        self.bytes = [cute.make_rmem_tensor(self.sources[(None, 0, 0, 0)].shape, Uint8) for _ in range(self.passes)]
         self.values = cute.make_rmem_tensor(self.targets[(None, 0, 0, 0)].shape, source.b_dtype)
-        self.codes = cute.make_rmem_tensor((self.passes,), Uint32)
+        self.held = cute.make_rmem_tensor((self.passes,), Uint32)
         self.ahead = cute.make_rmem_tensor((self.passes,), Uint32)
 
     @cute.jit
@@ -138,14 +142,13 @@ class Converter(LoopInvariant):
         place = scheduler.start(schedule, first)
         while scheduler.more(schedule, place):
             tile = scheduler.tile(schedule, place, Int32(0), Int32(0), part)
-            self.look_up(tile, Int32(0))
+            self.ask(tile, Int32(0))
             for k_tile in cutlass.range(tile.k_tiles, unroll=1):
-                for i in cutlass.range_constexpr(self.passes):
-                    self.codes[i] = self.ahead[i]
-                self.look_up(tile, k_tile + 1)
+                if (k_tile == 0) | (self.step_of(tile, k_tile) % self.word_steps == 0):
+                    self.take()
+                    self.ask(tile, k_tile + self.word_steps)
                 cute.arch.mbarrier_wait(self.barriers + state.index, state.phase)
-                for i in cutlass.range_constexpr(self.passes):
-                    self.convert(i, state.index)
+                self.convert(tile, k_tile, state.index)
                 # What this thread has written is visible to the matrix instructions before its warp says so.
                 cute.arch.fence_proxy("async.shared", space="cta")
                 cute.arch.sync_warp()
@@ -154,23 +157,38 @@ class Converter(LoopInvariant):
                 state.advance()
             place = scheduler.advance(schedule, place, step)
 
-    @cute.jit
-    def look_up(self, tile, k_tile: Int32):
-        """Ask for the scale factors of step ``k_tile``. Where there are none elements are 0, and so may the factor's byte be."""
-        block = (tile.k + k_tile * self.source.tile_k + self.chunk * RUN) // self.format.vec
-        row_atoms, block_atoms = Int64(cute.ceil_div(self.columns, 128)), cute.ceil_div(self.blocks, 4)
-        for i in cutlass.range_constexpr(self.passes):
-            row = tile.n * self.source.config.tile_n + i * ROWS + self.row
-            code = Uint32(0)
-            if (row < self.columns) & (block < self.blocks):
-                code = self.scales[blocked_offset(row, block, Int64(tile.group), row_atoms, block_atoms)].to(Uint32)
-            self.ahead[i] = code
+    def step_of(self, tile, k_tile: Int32) -> Int32:
+        """Number of step ``k_tile`` of a tile, counted from the beginning of K."""
+        return tile.k // self.source.tile_k + k_tile
 
-    def convert(self, i: int, stage: Int32) -> None:
-        """Rows ``i`` ROWS ... of a stage."""
-        cute.copy(self.read, self.sources[(None, i, 0, stage)], self.bytes)
-        widen(self.bytes, self.values, as_float(scale_bits(self.codes[i], self.format.scale)), self.format, self.from_fp8)
-        cute.copy(self.write, self.values, self.targets[(None, i, 0, stage)])
+    @cute.jit
+    def ask(self, tile, k_tile: Int32):
+        """Read the words of scale factors that step ``k_tile`` needs. Where there are none the word is 0."""
+        block = self.step_of(tile, k_tile) // self.word_steps * WORD
+        row_atoms, block_atoms = Int64(cute.ceil_div(self.columns, 128)), cute.ceil_div(self.blocks, WORD)
+        for i in cutlass.range_constexpr(self.passes):
+            row = tile.n * self.source.config.tile_n + i * self.rows + self.row
+            word = Uint32(0)
+            if (row < self.columns) & (block < self.blocks):
+                word = Uint32(self.words[blocked_offset(row, block, Int64(tile.group), row_atoms, block_atoms) // WORD])
+            self.ahead[i] = word
+
+    def take(self) -> None:
+        """Go on with what ``ask`` has read."""
+        for i in range(self.passes):
+            self.held[i] = self.ahead[i]
+
+    def convert(self, tile, k_tile: Int32, stage: Int32) -> None:
+        """This thread's part of step ``k_tile``, which is in ``stage``."""
+        for i in range(self.passes):
+            cute.copy(self.read, self.sources[(None, i, 0, stage)], self.bytes[i])
+        block = (tile.k + k_tile * self.source.tile_k + self.chunk * RUN) // self.format.vec
+        shift = block % WORD * 8
+        for i in range(self.passes):
+            # Elements behind K are 0: so may their factor's byte be, whatever the word has there.
+            code = Uint32(cutlass.select_(block < self.blocks, self.held[i] >> shift.to(Uint32) & 255, Uint32(0)))
+            widen(self.bytes[i], self.values, as_float(scale_bits(code, self.format.scale)), self.format, self.from_fp8)
+            cute.copy(self.write, self.values, self.targets[(None, i, 0, stage)])
 
 
 def widen(raw: cute.Tensor, values: cute.Tensor, factor: Float32, fmt: Format, from_fp8=None) -> None:

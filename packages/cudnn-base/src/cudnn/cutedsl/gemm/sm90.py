@@ -21,6 +21,7 @@ from cudnn.cutedsl.invariant import LoopInvariant
 
 WARPGROUP, WARPS = 128, 4
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, 232  # 40 x 128 + 232 x 256 = 64,512 of 65,536
+CONVERTER_REGISTERS = 112  # two converting warpgroups take the place of one consumer
 # Named barriers; 0 is sync_threads.
 EPILOGUE_BARRIER, ORDER_BARRIER = 1, 3
 
@@ -52,7 +53,7 @@ class GemmSm90(LoopInvariant):
             raise ValueError(f"config {config}: {reason}")
         self.stages = config.stages_for(problem, self.epilogue_bytes)
         self.operands = source_for(problem)(problem, config, a_dtype, b_dtype, self.stages)
-        self.converters = 1 if config.convert_b else 0
+        self.converters = config.converter_warpgroups
         if problem.grouping == "dense":
             self.scheduler = DenseScheduler(config, self.operands.tile_k)
         else:
@@ -77,7 +78,7 @@ class GemmSm90(LoopInvariant):
 
         @cute.struct
         class Storage:
-            barriers: cute.struct.MemRange[cutlass.Int64, self.stages * (2 + self.converters)]
+            barriers: cute.struct.MemRange[cutlass.Int64, self.stages * (3 if self.converters else 2)]
             a: cute.struct.Align[cute.struct.MemRange[self.a_dtype, cute.cosize(a_layout)], 1024]
             b: cute.struct.Align[cute.struct.MemRange[self.b_dtype, cute.cosize(b_layout)], 1024]
             ring: cute.struct.Align[cute.struct.MemRange[cutlass.Uint8, self.epilogue_bytes], 1024]
@@ -167,16 +168,22 @@ class GemmSm90(LoopInvariant):
             if warp == 0:
                 self.produce(ab, self.operands.loader(loads, table, sA, loaded, cta_layout, cta_m, cta_n), schedule, first, step, cta_m, cta_n, part)
         else:
-            cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
             consumer = group - 1
             in_group = thread % WARPGROUP
             if cutlass.const_expr(self.converters > 0):
                 if group > self.consumers:
-                    self.operands.converter(staged, sB, table, columns, in_group).run(ab, self.scheduler, schedule, first, step, part)
+                    if cutlass.const_expr(self.converters > 1):
+                        cute.arch.setmaxregister_decrease(CONVERTER_REGISTERS)
+                    else:
+                        cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
+                    converting = thread - (1 + self.consumers) * WARPGROUP
+                    self.operands.converter(staged, sB, table, columns, converting).run(ab, self.scheduler, schedule, first, step, part)
                 else:
+                    cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
                     driver = self.driver(storage, fusion, in_group, consumer)
                     self.consume(ab, sA, sB, driver, schedule, columns, first, step, cta_m, cta_n, part, exchange, in_group, consumer)
             else:
+                cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
                 driver = self.driver(storage, fusion, in_group, consumer)
                 self.consume(ab, sA, sB, driver, schedule, columns, first, step, cta_m, cta_n, part, exchange, in_group, consumer)
 

@@ -34,4 +34,4 @@ def test_the_one_prefix_is_kept() -> None:
     read = {(path.name, name) for path in (ROOT / "packages").glob("*/src/**/*.py") for name in pattern.findall(path.read_text())}
     others = {name for _, name in read if not name.startswith("CUDNN_KERNELS_")}
     # Of others, and read to find things: libraries, devices, the terminal.
-    assert others <= {"LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "CUDA_PATH", "CUTE_DSL_ARCH", "PYTHONPATH"}, others
+    assert others <= {"LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "CUDA_PATH", "CUTE_DSL_ARCH", "LOCAL_WORLD_SIZE", "PYTHONPATH"}, others

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import cudnn.cache as cache
-from cudnn.cache import pool, precompile
+from cudnn.cache import pool, precompile, settings
 from cudnn.cache.together import build_together
 
 OPERATION = """
@@ -340,3 +340,12 @@ class TestCommand:
         assert precompile.main(["--op", "gemm_gelu"]) == 0
         out = capsys.readouterr().out
         assert "Kernels for sm_90a" in out and "gemm_gelu" in out and "1 kernels in" in out
+
+    @pytest.mark.parametrize(("ranks", "jobs"), [(None, 8), ("", 8), ("1", 8), ("4", 2), ("64", 1), ("0", 8), ("x", 8)])
+    def test_ranks_of_one_machine_share_its_cores(self, monkeypatch, ranks, jobs):
+        monkeypatch.delenv("CUDNN_KERNELS_COMPILE_JOBS", raising=False)
+        monkeypatch.setattr(pool, "default_jobs", lambda: 16)
+        monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+        if ranks is not None:
+            monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        assert settings.compile_jobs() == jobs

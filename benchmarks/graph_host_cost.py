@@ -15,8 +15,10 @@ The first goal is 10 microseconds between the first row and the last.
 from __future__ import annotations
 
 import argparse
+import datetime
 import functools
 import json
+import sys
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -91,6 +93,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("needs a CUDA device")
     import cudnn
+    from cudnn.bench import environment
 
     found = measure(options.repeats)
     base = found["cudnnBackendExecute"]
@@ -99,7 +102,14 @@ def main() -> None:
         print(f"{name:24s}{value:8.2f} us{value - base:+8.2f} us")
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"device": torch.cuda.get_device_name(), "cudnn": cudnn.backend_version(), "microseconds": found}, file, indent=1)
+            about = {
+                "command": " ".join(["python", *sys.argv]),
+                "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+                "device": environment.describe_device("cuda:0"),
+                "versions": environment.versions(),
+                "cudnn": cudnn.backend_version(),
+            }
+            json.dump({**about, "microseconds": found}, file, indent=1)
 
 
 if __name__ == "__main__":

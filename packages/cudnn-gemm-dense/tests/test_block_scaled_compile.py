@@ -18,7 +18,7 @@ pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
 E4M3, E5M2, E8M0, FP4 = "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1fn"
 BF16 = GemmProblem("bfloat16", "bfloat16")
 WIDE, SPLIT, PLAIN = GemmConfig(128, 192, 2, 1, pingpong=True), GemmConfig(64, 64, split_k=4), GemmConfig(128, 128, 2, 1)
-CONVERT, CONVERT_SPLIT = GemmConfig(64, 128, convert_b=True), GemmConfig(64, 96, split_k=2, convert_b=True)
+CONVERT, CONVERT_SPLIT = GemmConfig(64, 128, convert_b=True), GemmConfig(64, 128, split_k=2, convert_b=True)
 MX = {"scale_dtype": E8M0, "scale_vec": 32}
 
 SPECS = {

@@ -12,6 +12,7 @@ from cudnn.block_scale import FORMATS, FP4, ScaleLayout, format_of
 from cudnn.cutedsl.compile import KernelSpec
 from cudnn.cutedsl.dequantize import DequantizeSpec
 from cudnn.fp4 import encode_e2m1, pack_fp4
+from cudnn.gemm_layout import Extents
 from cudnn.reference import cast, dequantize_operand
 from cudnn.testing.conformance import GemmConformance, same_bits
 from cudnn_gemm_dense.amax import api as amax_api
@@ -148,6 +149,9 @@ def is_right(hooks, inputs, outputs) -> None:
         assert error <= 2 * allowed + 2**-20 * torch.linalg.vector_norm(t.double()), name
 
 
+IN_FRONT = {"tile_m": 64, "tile_n": 64}  # a configuration that takes weights in 16 bits
+
+
 @pytest.mark.parametrize("mixed", [False, True], ids=["both", "weights"])
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("op", HOOKS)
@@ -155,7 +159,7 @@ def test_operands_reach_the_kernel_in_bfloat16(log, op, kind, mixed):
     """One converting kernel for each quantised operand, in its own order of axes, into scratch memory of the size that the formula says; the GEMM is the one that 16-bit operands have."""
     majors = ["kk"] if FORMATS[kind].element == FP4 else ["kk", "mn"]
     for (a_major, b_major), batches in itertools.product(majors, (1, 2)):
-        hooks = case(op, format=kind, mixed=mixed, a_major=a_major, b_major=b_major)
+        hooks = case(op, format=kind, mixed=mixed, a_major=a_major, b_major=b_major, config=IN_FRONT)
         extents = (48, 192, 96, batches)
         inputs, outputs = hooks.inputs(*extents), {}
         for name, (shape, stride, dtype) in hooks.output_layouts(*extents).items():
@@ -204,8 +208,9 @@ def test_quantised_outputs_reach_the_kernel_as_bytes(log, op, major):
 
 def test_a_call_like_an_earlier_one_goes_straight_to_the_kernels(log):
     """The wrapper's second call of the same shapes checks nothing again, and converts again."""
-    for op, attributes in (("gemm", {"mixed": True}), ("srelu", {"quantized": True}), ("swiglu", {"format": "nvfp4"}), ("amax", {"format": "mxfp4"})):
-        hooks = case(op, **attributes)
+    cases = (("gemm", {"mixed": True}), ("srelu", {"quantized": True}), ("swiglu", {"format": "nvfp4"}), ("amax", {"format": "mxfp4"}))
+    for (op, attributes), config in itertools.product(cases, (None, IN_FRONT)):
+        hooks = case(op, **attributes, config=config)
         inputs = hooks.inputs(48, 192, 96, 1)
         first = hooks.wrapper(inputs)
         calls = {"gemm": gemm_api, "srelu": srelu_api, "swiglu": swiglu_api, "amax": amax_api}[op].CALLS
@@ -213,7 +218,7 @@ def test_a_call_like_an_earlier_one_goes_straight_to_the_kernels(log):
         for _ in range(3):
             count = len(log.ran)
             again = hooks.wrapper(inputs)
-            assert len(log.ran) - count == (2 if hooks.mixed else 3)
+            assert len(log.ran) - count == 1 + (not hooks.mixed) + (config is not None)
             assert all(t is None or same_bits(t, first[name]) for name, t in again.items())
         assert plan.repeat is not None
 
@@ -242,7 +247,7 @@ def test_weights_converted_in_the_kernel(log, op, kind, mixed):
 def test_where_weights_cannot_be_converted_in_the_kernel(log):
     convert = {"tile_m": 64, "tile_n": 128, "convert_b": True}
     for attributes, message in (
-        ({"config": {**convert, "tile_m": 128}}, "config: convert_b: needs tile_m 64"),
+        ({"config": {**convert, "tile_m": 128}}, "config: convert_b: needs tiles of 64x128"),
         ({"config": {**convert, "cluster_n": 2}}, "clusters of 1x1"),
         ({"config": {**convert, "k_atoms": 2}}, "k_atoms 1"),
         ({"config": convert, "b_major": "n"}, "convert_b: needs an operand B with scale factors, contiguous along K"),
@@ -255,18 +260,32 @@ def test_where_weights_cannot_be_converted_in_the_kernel(log):
         plain.config = convert
         plain.more = {}
         gemm_api.gemm_wrapper(**plain.inputs(48, 192, 96, 1), config=convert)
-    assert not any(
-        config.convert_b
-        for op in (gemm_api,)
-        for config in op.fitting_configs(gemm_api.GemmProblem("bfloat16", "bfloat16"), gemm_api.GemmOptions("bfloat16").footprint)
-    )
+
+
+def test_few_rows_convert_weights_in_the_kernel(log):
+    """The default rule: with few rows a kernel in front would read and write more than the product does; with many, each weight would be converted again for every 64 of them."""
+    hooks = case("gemm", format="mxfp8", mixed=True)
+    operation = hooks.build(hooks.inputs(48, 192, 96, 1), hooks.outputs(48, 192, 96, 1))
+    operation.compile()
+    for (m, n, k), inside in {
+        (1, 8192, 8192): True,
+        (64, 8192, 8192): True,
+        (4096, 8192, 8192): False,
+        (16384, 4096, 7168): False,
+        (16, 128, 128): True,
+    }.items():
+        assert operation._choose(tuple(operation._compiled_kernel), Extents(m, n, k, 1)).convert_b == inside, (m, n, k)
+    for attributes in ({"b_major": "n"}, {"mixed": False, "b_major": "n"}):
+        hooks = case("gemm", format="mxfp8", **{"mixed": True, **attributes})
+        hooks.wrapper(hooks.inputs(16, 192, 96, 1))
+        assert not log.ran[-1][0].config.convert_b
 
 
 def test_float16_activations_make_float16_weights(log):
     hooks = case("gemm", format="mxfp8", mixed=True)
     inputs = hooks.inputs(48, 64, 96, 1)
     inputs["a_tensor"] = inputs["a_tensor"].half()
-    d = gemm_api.gemm_wrapper(**inputs, d_dtype="float32")["d_tensor"]
+    d = gemm_api.gemm_wrapper(**inputs, d_dtype="float32", config=IN_FRONT)["d_tensor"]
     assert log.ran[0][0].target == "float16" and log.ran[1][0].problem.a_dtype == log.ran[1][0].problem.b_dtype == "float16"
     torch.testing.assert_close(d.double(), hooks.product(inputs), rtol=1e-5, atol=1e-4)
 

@@ -50,12 +50,16 @@ class Bound(NamedTuple):
         """The problem as the kernel sees it: the matrix units read 8-bit and 32-bit elements along K only, so other operands are transposed first. Those with scale factors have a 16-bit dtype here already."""
         return self.problem if itemsize_bits(self.problem.a_dtype) == 16 else replace(self.problem, a_major="k", b_major="k")
 
+    @property
+    def given_problem(self) -> GemmProblem:
+        """``kernel_problem``, with B in the block-scaled format in which it comes, if a kernel could convert it: what tuned configurations are for."""
+        b = [one for one in self.prepared if one.operand > 0]
+        quantized = len(b) == 1 and isinstance(b[0], Converted) and b[0].k_major and not b[0].plain
+        return replace(self.kernel_problem, b_format=b[0].format) if quantized else self.kernel_problem  # type: ignore[union-attr]
+
     def problem_in(self, config: GemmConfig) -> GemmProblem:
         """As the kernel in ``config`` sees it: one that converts B gets it as it comes."""
-        b = [one for one in self.prepared if one.operand > 0]
-        if config.convert_b and len(b) == 1 and isinstance(b[0], Converted) and b[0].k_major:
-            return replace(self.kernel_problem, b_format=b[0].format)
-        return self.kernel_problem
+        return self.given_problem if config.convert_b else self.kernel_problem
 
     def prepared_in(self, config: GemmConfig) -> tuple[Preparation, ...]:
         """``prepared`` with a kernel in ``config`` behind it."""
@@ -136,7 +140,7 @@ class GemmOperation(APIBase):
 
     @abstractmethod
     def _default_configs(self, problem: GemmProblem, options: Any) -> tuple[GemmConfig, ...]:
-        """The configurations to build where the caller gives none."""
+        """The configurations to build where the caller gives none. ``problem``: with B as it is given."""
 
     @abstractmethod
     def _choose(self, configs: Sequence[GemmConfig], extents: Extents) -> GemmConfig:
@@ -231,7 +235,7 @@ class GemmOperation(APIBase):
         from cudnn.dsl_check import require_dsl
 
         require_dsl(f"{type(self).__name__}.compile")
-        problem, options = self._bound.kernel_problem, self._bound.options  # type: ignore[union-attr]
+        problem, options = self._bound.given_problem, self._bound.options  # type: ignore[union-attr]
         bound, configs = self._bound, self._configs(problem, options)
         preparing = list(dict.fromkeys(one.spec for config in configs for one in bound.prepared_in(config)))  # type: ignore[union-attr]
         built = build_together([*preparing, *(self._spec(bound.problem_in(config), options, config) for config in configs)])  # type: ignore[union-attr]
@@ -249,7 +253,7 @@ class GemmOperation(APIBase):
         """The configurations that the tuner found, now or earlier or before this was released, by the extents that they are for."""
         if self._tuned is None:
             bound = self._bound
-            problem, options = bound.kernel_problem, bound.options  # type: ignore[union-attr]
+            problem, options = bound.given_problem, bound.options  # type: ignore[union-attr]
             if self.config is not None or bound.selected != "sm90":  # type: ignore[union-attr]
                 self._tuned = {}
             else:
@@ -260,7 +264,7 @@ class GemmOperation(APIBase):
                     self.op,
                     problem,
                     options,
-                    fits=lambda config: self._unfit(problem, options, config) is None,
+                    fits=lambda config: self._unfit(bound.problem_in(config), options, config) is None,  # type: ignore[union-attr]
                     known=self._choices(problem, options),
                     first=table.bucket(*self._layout.extents(self._samples)),
                 )
@@ -287,7 +291,7 @@ class GemmOperation(APIBase):
         if bound.selected == "reference":  # type: ignore[union-attr]
             return 0
         extents = self._layout.extents(self._samples)
-        return max(self._scratch_bytes(config, extents) for config in self._configs(bound.kernel_problem, bound.options))  # type: ignore[union-attr]
+        return max(self._scratch_bytes(config, extents) for config in self._configs(bound.given_problem, bound.options))  # type: ignore[union-attr]
 
     def _preparations(self, problem: GemmProblem, majors: Mapping[str, str]) -> tuple[Preparation, ...]:
         """What is done to operands in front of the kernel: those with scale factors become what the kernel multiplies, others are transposed where they are not contiguous along K and the matrix units need that."""
@@ -485,7 +489,7 @@ class GemmOperation(APIBase):
         require_arch(self.op, device_index)
         config = self._tuned_configs().get(table.bucket(*extents))
         if config not in self._compiled_kernel:
-            config = self._choose(self._choices(self._bound.kernel_problem, self._bound.options), extents)  # type: ignore[union-attr]
+            config = self._choose(self._choices(self._bound.given_problem, self._bound.options), extents)  # type: ignore[union-attr]
         return self._launch_in(config, self._compiled_kernel[config], extents, device_index)
 
     def _launch_in(self, config: GemmConfig, kernel: Callable[..., None], extents: Extents, device_index: int | None) -> Launch:
@@ -511,7 +515,8 @@ class GemmOperation(APIBase):
     def _case(self, tensors: Tensors, scalars: Scalars) -> Case:
         from cudnn.tuning.case import Case
 
-        problem, options = self._bound.kernel_problem, self._bound.options  # type: ignore[union-attr]
+        bound = self._bound
+        problem, options = bound.given_problem, bound.options  # type: ignore[union-attr]
         extents = self._layout.extents(self._metas(tensors))
         choices = self._choices(problem, options)
         # Sums in float16, and what the matrix units add with fewer bits, depend on how K is divided.
@@ -523,11 +528,11 @@ class GemmOperation(APIBase):
             extents=(extents.m, extents.n, extents.k, extents.batches),
             default=self._choose(choices, extents),
             built=choices,
-            candidates=self._candidates(problem, options, extents),
+            candidates=self._candidates(bound.kernel_problem, options, extents),  # type: ignore[union-attr]
             package=self._package,
             tensors=tensors,
             operands=self._operands,
-            spec=lambda config: self._spec(problem, options, config),
+            spec=lambda config: self._spec(bound.problem_in(config), options, config),  # type: ignore[union-attr]
             bind=lambda config, own: self._timed_call(config, extents, own, scalars),
             adopt=lambda config: self._adopt(config, extents),
             **({"tolerance": 2.0**-6} if coarse else {}),
@@ -544,8 +549,8 @@ class GemmOperation(APIBase):
 
     def _adopt(self, config: GemmConfig, extents: Extents) -> None:
         """Use ``config`` for such extents from now on."""
-        problem, options = self._bound.kernel_problem, self._bound.options  # type: ignore[union-attr]
-        if self._unfit(problem, options, config) is None:
+        bound = self._bound
+        if self._unfit(bound.problem_in(config), bound.options, config) is None:  # type: ignore[union-attr]
             # Other threads may be looking things up: tables are replaced, not changed.
             self._compiled_kernel = {**self._compiled_kernel, config: self._kernel_for(config)}
             self._tuned = {**self._tuned_configs(), table.bucket(*extents): config}

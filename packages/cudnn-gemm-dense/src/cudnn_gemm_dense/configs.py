@@ -22,7 +22,13 @@ SMS = 132
 TILE_OVERHEAD = 2500  # cycles of one tile besides its products: filling the pipeline, the epilogue's last slabs
 SPLIT_OVERHEAD = 1500  # cycles of adding up a shared tile
 LOAD_RATE = 56  # bytes a cycle that one SM takes in
+CONVERT_STEP = 300  # cycles in which one SM converts the weights of a step of 64 along K
+COPY_RATE = 2400  # bytes a cycle that a kernel reads and writes which converts weights in front of the product
+LAUNCH = 5000  # cycles of that kernel besides
 PRODUCT_RATE = 2048  # multiply-adds a cycle of one SM, 16-bit operands
+
+
+INSIDE = GemmConfig(64, 128, split_k=2, convert_b=True)  # weights with scale factors converted inside the kernel
 
 
 def unfit_reason(problem: GemmProblem, config: GemmConfig, *, gated: bool) -> str | None:
@@ -52,6 +58,8 @@ def predicted_cost(config: GemmConfig, m: int, n: int, k: int, batches: int, sms
     clusters = -(-m // (config.tile_m * config.cluster_m)) * -(-n // (config.tile_n * config.cluster_n)) * batches
     waves = -(-clusters // max(sms // config.cluster_size, 1))
     products = config.tile_m * config.tile_n * k / PRODUCT_RATE
+    if config.convert_b:
+        products = max(products, CONVERT_STEP * k / 64)
     # What is multicast is read once for the cluster.
     read = (config.tile_m / config.cluster_n + config.tile_n / config.cluster_m) * 2 * k / LOAD_RATE
     overhead: float = TILE_OVERHEAD + (SPLIT_OVERHEAD if config.split_k > 1 else 0)
@@ -61,9 +69,10 @@ def predicted_cost(config: GemmConfig, m: int, n: int, k: int, batches: int, sms
     return waves * (max(products, read) / config.split_k + overhead)
 
 
-def choose(configs: Sequence[GemmConfig], m: int, n: int, k: int, batches: int) -> GemmConfig:
-    """The configuration out of ``configs`` that runs for these extents: the one with the least predicted cost."""
-    return min(configs, key=lambda config: predicted_cost(config, m, n, k, batches))
+def choose(configs: Sequence[GemmConfig], m: int, n: int, k: int, batches: int, bits: int = 0) -> GemmConfig:
+    """The configuration out of ``configs`` that runs for these extents: the one with the least predicted cost. ``bits``: of an element of B, if a kernel in front of all configurations but those with ``convert_b`` makes 16 of them."""
+    in_front = LAUNCH + n * k * batches * (bits / 8 + 2) / COPY_RATE if bits else 0.0
+    return min(configs, key=lambda config: predicted_cost(config, m, n, k, batches) + (0.0 if config.convert_b else in_front))
 
 
 def candidates(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cudnn import checks
+from cudnn.block_scale import FORMATS, MXFP4, MXFP8, NVFP4
 from cudnn.block_scale.checks import unpacked
 from cudnn.cutedsl.epilogue.size import Footprint
 from cudnn.cutedsl.gemm.config import SLAB_COLUMNS, GemmConfig
@@ -15,7 +17,7 @@ from cudnn.gemm_layout import Extents, GemmLayout, Rule
 from cudnn.gemm_operation import GemmOperation, Tensors
 from cudnn.gemm_scratch import Scaled
 from cudnn.tensors import Metadata
-from cudnn_gemm_dense.configs import candidates, choose, default_configs
+from cudnn_gemm_dense.configs import INSIDE, candidates, choose, default_configs
 from cudnn_gemm_dense.scale_factors import check_scale_shape
 
 
@@ -26,6 +28,15 @@ def fitting_configs(problem: GemmProblem, footprint: Footprint) -> tuple[GemmCon
     if not fitting:
         raise ValueError(f"no default configuration for {problem}: {unfit_reason(problem, footprint, candidates[0])}")
     return fitting
+
+
+def kernel_choices(problem: GemmProblem, footprint: Footprint) -> list[tuple[GemmProblem, GemmConfig]]:
+    """Kernels worth having for ``problem``: the default configurations; for bfloat16 that is contiguous along K also those that convert weights in a block-scaled format, with the problem as they see it."""
+    found = [(problem, config) for config in fitting_configs(problem, footprint)]
+    if problem.b_dtype == "bfloat16" and (problem.a_major, problem.b_major) == ("k", "k"):
+        quantized = ((replace(problem, b_format=fmt.name), INSIDE) for fmt in (MXFP8, MXFP4, NVFP4))
+        found += [(seen, config) for seen, config in quantized if unfit_reason(seen, footprint, config) is None]
+    return found
 
 
 def unfit_reason(problem: GemmProblem, footprint: Footprint, config: GemmConfig) -> str | None:
@@ -106,10 +117,12 @@ class DenseOperation(GemmOperation):
         """What of the epilogue decides its shared memory."""
 
     def _default_configs(self, problem: GemmProblem, options: Any) -> tuple[GemmConfig, ...]:
-        return fitting_configs(problem, self._footprint(options))
+        configs = fitting_configs(replace(problem, b_format=None), self._footprint(options))
+        return (*configs, INSIDE) if problem.b_format is not None and self._unfit(problem, options, INSIDE) is None else configs
 
     def _choose(self, configs: Sequence[GemmConfig], extents: Extents) -> GemmConfig:
-        return choose(configs, *extents)
+        fmt = self._bound.given_problem.b_format  # type: ignore[union-attr]
+        return choose(configs, *extents, bits=0 if fmt is None else 8 // FORMATS[fmt].packed)
 
     def _candidates(self, problem: GemmProblem, options: Any, extents: Extents) -> tuple[GemmConfig, ...]:
         return candidates(problem, *extents, fits=lambda config: self._unfit(problem, options, config) is None)

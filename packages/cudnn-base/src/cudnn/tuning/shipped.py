@@ -17,5 +17,8 @@ def with_shipped(package: str, specs: Iterable[Any]) -> list[Any]:
     for spec in specs:
         if isinstance(spec, KernelSpec):
             configs = table.shipped_configs(package, spec.op, spec.problem, spec.options)
-            found.update(dict.fromkeys(replace(spec, config=config) for config in configs))
+            for config in configs:
+                # Weights that are converted in front of the kernel reach it in 16 bits.
+                problem = spec.problem if config.convert_b else replace(spec.problem, b_format=None)
+                found[replace(spec, problem=problem, config=config)] = None
     return list(found)

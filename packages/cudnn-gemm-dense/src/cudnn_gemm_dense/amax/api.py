@@ -22,7 +22,7 @@ from cudnn_gemm_dense import scale_factors
 from cudnn_gemm_dense.amax import block_scaled
 from cudnn_gemm_dense.gemm.options import GemmOptions, gemm_spec
 from cudnn_gemm_dense.gemm.reference import gemm_reference
-from cudnn_gemm_dense.operation import DenseOperation, fitting_configs
+from cudnn_gemm_dense.operation import DenseOperation, kernel_choices
 from cudnn_gemm_dense.scale_factors import FP4, FP8
 
 if TYPE_CHECKING:
@@ -309,5 +309,5 @@ def precompile_specs() -> list[KernelSpec]:
     for dtype, c_dtype in product(("float16", "bfloat16"), ("same", "float32")):
         options = GemmOptions(dtype if c_dtype == "same" else c_dtype, amax_rank=3)
         problem = GemmProblem(dtype, dtype)
-        found += [gemm_spec(problem, options, config, "gemm_amax") for config in fitting_configs(problem, options.footprint)]
+        found += [gemm_spec(seen, options, config, "gemm_amax") for seen, config in kernel_choices(problem, options.footprint)]
     return found

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 WEIGHTS = {"mxfp8": "weights in MXFP8", "nvfp4": "weights in NVFP4"}
-SHAPES = {"rows": tuple((m, 8192, 8192) for m in (1, 16, 64, 128, 4096, 16384))}
+SHAPES = {"rows": tuple((m, 8192, 8192) for m in (1, 16, 64, 128, 4096, 16384)), "large": ((4096, 4096, 4096), (16384, 4096, 7168))}
 
 
 def _inputs(shape: Shape, dtype: str, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def _output(kind: str, both: bool = False) -> Callable[[torch.Tensor], dict[str,
 def _ours(config: Config) -> Candidate:
     return Candidate(
         name_of(config),
-        "cudnn gemm, weights in MXFP8, converted by a kernel in front",
+        "cudnn gemm, weights in MXFP8, converted where the default rule says",
         lambda inputs: _bind(inputs, config=config),
         _output("mxfp8"),
         in_place=True,
@@ -77,19 +77,32 @@ def _ours(config: Config) -> Candidate:
 
 def _inside(name: str, kind: str) -> Candidate:
     """Weights converted inside the kernel. For few rows: with many, each would be converted again for every 64 of them."""
-
-    def bind(inputs: Inputs) -> Call:
-        # With few rows 64 tiles would leave half of the multiprocessors without one.
-        return _bind(inputs, kind, config={"tile_m": 64, "tile_n": 128, "split_k": 2 if inputs["a"].shape[0] <= 128 else 1, "convert_b": True})
+    from cudnn_gemm_dense.configs import INSIDE
 
     return Candidate(
         name,
         f"cudnn gemm, {WEIGHTS[kind]}, converted inside the kernel",
-        bind,
+        lambda inputs: _bind(inputs, kind, config=INSIDE.as_dict()),
         _output(kind),
         whole=False,
         in_place=True,
     )
+
+
+def _in_front(name: str, kind: str) -> Candidate:
+    """Weights converted by a kernel in front, whatever the number of rows."""
+
+    def bind(inputs: Inputs) -> Call:
+        from cudnn.cutedsl.gemm.problem import GemmProblem
+        from cudnn_gemm_dense.configs import choose
+        from cudnn_gemm_dense.gemm.options import GemmOptions
+        from cudnn_gemm_dense.operation import fitting_configs
+
+        (m, k), n = inputs["a"].shape, inputs[f"b-{kind}"][0].shape[0]
+        configs = fitting_configs(GemmProblem("bfloat16", "bfloat16"), GemmOptions("bfloat16").footprint)
+        return _bind(inputs, kind, config=choose(configs, m, n, k, 1).as_dict())
+
+    return Candidate(name, f"cudnn gemm, {WEIGHTS[kind]}, converted by a kernel in front", bind, _output(kind), whole=False, in_place=True)
 
 
 def _dequantized(data: torch.Tensor, scales: torch.Tensor, table: torch.Tensor, vec: int) -> torch.Tensor:
@@ -181,6 +194,7 @@ BENCH = Benchmark(
     inputs=_inputs,
     ours=_ours,
     peers=(
+        _in_front("ours-in-front", "mxfp8"),
         _inside("ours-inside", "mxfp8"),
         _inside("ours-inside-nvfp4", "nvfp4"),
         Candidate("ours-nvfp4", "cudnn gemm, weights in NVFP4", lambda inputs: _bind(inputs, "nvfp4"), _output("nvfp4"), whole=False, in_place=True),

@@ -15,7 +15,7 @@ from cudnn.gemm_layout import Extents, Rule
 from cudnn.gemm_operation import Scalars, Tensors
 from cudnn.tuple_dict import TupleDict
 from cudnn.wrapper_calls import Arguments, Output, WrapperCalls, matrix_output
-from cudnn_gemm_dense.operation import fitting_configs
+from cudnn_gemm_dense.operation import kernel_choices
 from cudnn_gemm_dense.scale_factors import kernel_dtypes
 from cudnn_gemm_dense.srelu.checks import check_all, default_cluster
 from cudnn_gemm_dense.srelu.options import DsreluOptions, dsrelu_spec
@@ -335,5 +335,5 @@ def precompile_specs() -> list[KernelSpec]:
     choices = [DsreluOptions(dtype, dtype, deterministic=deterministic) for dtype, deterministic in product(("float16", "bfloat16"), (False, True))]
     for options in (*choices, DsreluOptions("bfloat16", "float8_e4m3fn", scale_dtype="float8_e8m0fnu", scale_vec=32)):
         problem = GemmProblem(options.c_dtype, options.c_dtype)
-        found += [dsrelu_spec(problem, options, config) for config in fitting_configs(problem, options.footprint)]
+        found += [dsrelu_spec(seen, options, config) for seen, config in kernel_choices(problem, options.footprint)]
     return found

@@ -18,7 +18,7 @@ from cudnn.tuple_dict import TupleDict
 from cudnn.wrapper_calls import Arguments, Output, WrapperCalls, matrix_output
 from cudnn_gemm_dense.gemm.options import GemmOptions, gemm_spec
 from cudnn_gemm_dense.gemm.reference import gemm_reference
-from cudnn_gemm_dense.operation import DenseOperation, fitting_configs
+from cudnn_gemm_dense.operation import DenseOperation, kernel_choices
 from cudnn_gemm_dense.scale_factors import (
     SCALE_DTYPES,
     check_fp4_majors,
@@ -317,5 +317,5 @@ def precompile_specs() -> list[KernelSpec]:
         ]
         for (a_major, b_major), options in cases:
             problem = GemmProblem(dtype, dtype, "float32", a_major, b_major)
-            found += [gemm_spec(problem, options, config) for config in fitting_configs(problem, options.footprint)]
+            found += [gemm_spec(seen, options, config) for seen, config in kernel_choices(problem, options.footprint)]
     return found

@@ -15,7 +15,7 @@ from cudnn.gemm_operation import Scalars, Tensors
 from cudnn.reference import cast
 from cudnn.tuple_dict import TupleDict
 from cudnn.wrapper_calls import Arguments, Output, WrapperCalls, matrix_output
-from cudnn_gemm_dense.operation import fitting_configs
+from cudnn_gemm_dense.operation import kernel_choices
 from cudnn_gemm_dense.scale_factors import kernel_dtypes
 from cudnn_gemm_dense.srelu.checks import OUTPUT_DTYPES, check_all, default_cluster
 from cudnn_gemm_dense.srelu.options import SreluOptions, srelu_spec
@@ -316,5 +316,5 @@ def precompile_specs() -> list[KernelSpec]:
         if dtype == "bfloat16":
             choices.append(SreluOptions(dtype, "float8_e4m3fn", scale_dtype="float8_e8m0fnu", scale_vec=32))
         for options in choices:
-            found += [srelu_spec(problem, options, config) for config in fitting_configs(problem, options.footprint)]
+            found += [srelu_spec(seen, options, config) for seen, config in kernel_choices(problem, options.footprint)]
     return found

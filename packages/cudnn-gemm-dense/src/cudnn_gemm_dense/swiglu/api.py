@@ -19,7 +19,7 @@ from cudnn.tensor_desc import TensorDesc
 from cudnn.tensors import Metadata
 from cudnn.tuple_dict import TupleDict
 from cudnn.wrapper_calls import Arguments, Output, WrapperCalls, describe, matrix_output
-from cudnn_gemm_dense.operation import DenseOperation, fitting_configs
+from cudnn_gemm_dense.operation import DenseOperation, kernel_choices
 from cudnn_gemm_dense.scale_factors import FP8, amax_output, block_size, kernel_dtypes, read_scales, scale_output
 from cudnn_gemm_dense.swiglu.block_scaled import check_block_scaled
 from cudnn_gemm_dense.swiglu.kernel import swiglu_spec
@@ -390,5 +390,5 @@ def precompile_specs() -> list[KernelSpec | TransposeSpec]:
         add(dtype, ("float16", "float16"), "interleaved32", acc_dtype="float16")
     # 4-bit operands, which reach the kernel in bfloat16.
     cases.append((GemmProblem("bfloat16", "bfloat16"), SwigluOptions("bfloat16", "bfloat16", amax_rank=3)))
-    kernels = [swiglu_spec(problem, options, config) for problem, options in dict.fromkeys(cases) for config in fitting_configs(problem, options.footprint)]
+    kernels = [swiglu_spec(seen, options, config) for problem, options in dict.fromkeys(cases) for seen, config in kernel_choices(problem, options.footprint)]
     return [*kernels, *(TransposeSpec(dtype) for dtype in (*FP8, "float32"))]

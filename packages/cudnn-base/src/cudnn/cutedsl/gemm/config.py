@@ -28,7 +28,7 @@ class GemmConfig:
     - ``raster``: ``"m"`` or ``"n"``, the direction in which neighbouring CTAs walk; ``group``: how many tiles wide a walk is before it
       turns, so that what it reads stays in L2.
     - ``k_atoms``: one step along K is this many times 128 bytes. Two or more make a small tile's reads long enough for device memory to serve whole pages.
-    - ``convert_b``: a B with scale factors is converted inside the kernel, by warpgroups of their own, instead of by a kernel in front: it is read once, as small as it comes. For tiles of 64 rows.
+    - ``convert_b``: a B with scale factors is converted inside the kernel, by warpgroups of their own, instead of by a kernel in front: it is read once, as small as it comes. For tiles of 64x128.
     - ``stages``: the most stages of the operand pipeline, at least 2; what shared memory leaves after the epilogue bounds it. None sets
       no other bound.
     """
@@ -64,8 +64,8 @@ class GemmConfig:
 
     @property
     def converter_warpgroups(self) -> int:
-        """Warpgroups that convert B: two, where the rows of a tile can be shared between them."""
-        return 0 if not self.convert_b else 1 if self.tile_n % 64 else 2
+        """Warpgroups that convert B, in turn."""
+        return 2 if self.convert_b else 0
 
     @property
     def cluster_size(self) -> int:
@@ -92,8 +92,8 @@ class GemmConfig:
         """Bytes of operands in one pipeline stage."""
         bytes_ = (self.tile_m + self.tile_n) * TILE_K_BYTES * self.k_atoms
         if self.convert_b and problem.b_format is not None:
-            # B as it comes, beside B as it is multiplied.
-            bytes_ += self.tile_n * TILE_K_BYTES * 8 // problem.operand_bits // FORMATS[problem.b_format].packed
+            # B as it comes, beside B as it is multiplied, and a word of scale factors for each of its rows.
+            bytes_ += self.tile_n * (TILE_K_BYTES * 8 // problem.operand_bits // FORMATS[problem.b_format].packed + 4)
         return bytes_
 
     def stages_for(self, problem: GemmProblem, epilogue_bytes: int) -> int:
@@ -121,8 +121,9 @@ class GemmConfig:
                 if self.convert_b
                 else "convert_b: needs to be True for a B in a block-scaled format"
             )
-        if self.convert_b and (self.tile_m != 64 or self.pingpong or self.k_atoms > 1 or self.cluster_m * self.cluster_n > 1):
-            return "convert_b: needs tile_m 64, the cooperative schedule, clusters of 1x1 and k_atoms 1: warpgroups that convert take the place of a second consumer"
+        if self.convert_b and ((self.tile_m, self.tile_n) != (64, 128) or self.pingpong or self.k_atoms > 1 or self.cluster_m * self.cluster_n > 1):
+            # Scale factors come for 128 rows of B at a time; 256 leave too few registers beside four warpgroups.
+            return "convert_b: needs tiles of 64x128, the cooperative schedule, clusters of 1x1 and k_atoms 1: warpgroups that convert take the place of a second consumer"
         if self.convert_b and (problem.operand_bits != 16 or problem.b_parts != "single" or problem.grouping != "dense" or problem.b_major != "k"):
             return "convert_b: needs 16-bit products of one weight tensor that is contiguous along K, without groups"
         if problem.promotes and self.k_atoms > 1:

@@ -3,14 +3,17 @@
 | who | does |
 |---|---|
 | producer (warp 0 of warpgroup 0) | waits for an empty stage; copies A's tile, and B's as it lies in memory, 8 or 4 bits an element |
-| converters (the warpgroups behind the consumers) | wait for B's bytes; widen them, multiply them with their scale factors, write them as the matrix instructions read them |
+| converters (the warpgroups behind the consumers) | take turns, a step each: wait for B's bytes; widen them, multiply them with their scale factors, write them as the matrix instructions read them |
 | consumer | as ever: waits for a full stage, multiplies, releases it |
 
-A stage has room for A, for B's bytes and for B. Its *full* barrier completes when A's bytes have arrived and each warp of converters has said that its part of B is written and visible to the
-asynchronous proxy; one more barrier says that B's bytes have arrived. An empty stage is empty in all three: who converts is done before anybody can multiply, and release.
+A stage has room for A, for B's bytes and for B. Its *full* barrier completes when A's bytes have arrived and each warp of the converting warpgroup has said that its part of B is written and visible to the
+asynchronous proxy; one more barrier says that B's bytes have arrived. An empty stage is empty in all three: who converts is done before anybody can multiply, and release. A converting warpgroup waits for the
+bytes of every step, those of the others' too: a barrier tells only two neighbouring uses of a stage apart.
 
-Scale factors come straight from memory, the four of a row that lie in one word at a time: a thread asks for the next word when it begins with one. It reads its bytes of a step before it writes any
-value, since nothing tells the compiler that the two are apart.
+Scale factors come along: a row's word of four, of which a step needs two or all, so a step copies the blocked layout's 512 bytes for each 128 rows. (Read by the converting threads themselves they were waited for at every
+step, however early they were asked for: the fence between a step's writes and the matrix instructions waits for what a thread reads, too.)
+
+A thread reads its bytes of a step before it writes any value, since nothing tells the compiler that the two are apart.
 """
 
 from __future__ import annotations
@@ -18,22 +21,25 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import Float32, Int32, Int64, Uint8, Uint32
+from cutlass import Float32, Int32, Uint8, Uint32
 from cutlass.cute.nvgpu.common import CopyUniversalOp
 
-from cudnn.block_scale import FORMATS, FP4, Format, blocked_offset
+from cudnn.block_scale import FORMATS, FP4, Format
 from cudnn.cutedsl import layout
 from cudnn.cutedsl.block_scale import as_float, e2m1_to_bf16, scale_bits
 from cudnn.cutedsl.epilogue.op import TensorSpec
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.operands import Strided, StridedLoader
 from cudnn.cutedsl.gemm.problem import GemmProblem
+from cudnn.cutedsl.gemm.scheduler import step_at
 from cudnn.cutedsl.invariant import LoopInvariant
 from cudnn.datatypes import cutlass_dtype
 
 RUN = 16  # neighbours along K that a thread converts at once: never more than a block
 LANES = 4  # threads that share a row of a step
 WORD = 4  # scale factors of a row that lie side by side
+ATOM_WORDS = 128  # words of an atom of the blocked layout: one for each row of a tile
+PASS_ROWS = 128 // LANES  # rows that a warpgroup converts at once; those of an atom that are so far apart have their words side by side
 
 
 class QuantizedB(Strided):
@@ -56,11 +62,19 @@ class QuantizedB(Strided):
         return self.config.tile_m * self.a_dtype.width * self.tile_k // 8
 
     def raw_bytes(self) -> int:
-        """Bytes of B that a step copies."""
-        return self.config.tile_n * self.raw_k
+        """Bytes of B and of its scale factors that a step copies."""
+        return self.config.tile_n * (self.raw_k + WORD)
 
     def raw_layout(self):
         return layout.swizzled(Uint8, (self.config.tile_n, self.raw_k), True, self.stages)
+
+    def staged(self, storage, barriers):
+        """B's bytes in shared memory, (tile_n, raw_k, stages); the words of scale factors, (1, words, stages); the barriers that tell of their arrival."""
+        c, raw = self.config, self.raw_layout()
+        behind = self.stages * c.tile_n * self.raw_k
+        words = cute.make_layout((1, ATOM_WORDS, self.stages), stride=(ATOM_WORDS, 1, ATOM_WORDS))
+        pointer = cute.recast_ptr(storage.data_ptr() + behind, dtype=Uint32)
+        return storage.get_tensor(raw.outer, swizzle=raw.inner), cute.make_tensor(pointer, words), barriers
 
     @cute.jit
     def descriptors(self, tensors):
@@ -69,25 +83,32 @@ class QuantizedB(Strided):
         a = self._load(layout.for_tma(tensors[0], self.a_k_major), cute.slice_(a_layout, (None, None, 0)), (c.tile_m, self.tile_k), 1, 1)
         raw = cute.slice_(self.raw_layout(), (None, None, 0))
         b = self._load(layout.for_tma(tensors[1], True), raw, (c.tile_n, self.raw_k), 1, 1)
-        return a, b
+        atoms = cute.make_layout((tensors[2].shape[0] // (4 * ATOM_WORDS), ATOM_WORDS, 1), stride=(ATOM_WORDS, 1, ATOM_WORDS))
+        words = cute.make_tensor(cute.recast_ptr(tensors[2].iterator, dtype=Uint32), atoms)
+        return a, b, self._load(words, cute.make_layout((1, ATOM_WORDS), stride=(ATOM_WORDS, 1)), (1, ATOM_WORDS), 1, 1)
 
     def table(self, tensors):
-        """The bytes of the scale factors, and K."""
-        return tensors[2], tensors[0].shape[1]
+        """N and K."""
+        return tensors[1].shape[0], tensors[0].shape[1]
+
+    def atom(self, table, tile, k_tile: Int32) -> Int32:
+        """Which 128 words of the blocked layout have the scale factors of step ``k_tile``."""
+        n, k = table
+        row_atoms, block_atoms = cute.ceil_div(n, ATOM_WORDS), cute.ceil_div(k, self.format.vec * WORD)
+        return (tile.group * row_atoms + tile.n) * block_atoms + (tile.k + k_tile * self.tile_k) // (self.format.vec * WORD)
 
     def loader(self, descriptors, table, sA, staged, cta_layout, cta_m, cta_n):
-        return QuantizedLoader(self, descriptors, sA, staged)
+        return QuantizedLoader(self, descriptors, table, sA, staged)
 
-    def converter(self, staged, sB, table, columns: Int32, thread: Int32) -> Converter:
-        scales, k = table
-        return Converter(self, staged, sB, scales, columns, k, thread)
+    def converter(self, staged, sB, table, thread: Int32) -> Converter:
+        return Converter(self, staged, sB, *table, thread)
 
 
 class QuantizedLoader(StridedLoader):
-    def __init__(self, source: QuantizedB, descriptors, sA, staged):
-        raw, self.barriers = staged
-        self.source, self.descriptors = source, descriptors
-        self.sA, self.raw = cute.group_modes(sA, 0, 2), cute.group_modes(raw, 0, 2)
+    def __init__(self, source: QuantizedB, descriptors, table, sA, staged):
+        raw, words, self.barriers = staged
+        self.source, self.descriptors, self.table = source, descriptors, table
+        self.sA, self.raw, self.words = (cute.group_modes(shared, 0, 2) for shared in (sA, raw, words))
 
     def begin(self, tile):
         pass
@@ -100,6 +121,7 @@ class QuantizedLoader(StridedLoader):
         k, plane = source.b_at(tile)
         at = (tile.n, k_tile, plane)
         self._copy(1, self.raw, stage, (c.tile_n, source.raw_k), 0, k // source.format.packed, at, 0, 1, self.barriers + stage, {})
+        self._copy(2, self.words, stage, (1, ATOM_WORDS), 0, 0, (source.atom(self.table, tile, k_tile), 0, 0), 0, 1, self.barriers + stage, {})
 
     @cute.jit
     def _expect(self, stage: Int32):
@@ -108,22 +130,20 @@ class QuantizedLoader(StridedLoader):
 
 
 class Converter(LoopInvariant):
-    """The converting warpgroups. ``staged``: B's bytes in shared memory, and the barriers that tell of their arrival; ``scales``: the bytes of the scale factors; ``columns``: N; ``k``: K; ``thread``: among
-    those of all of them."""
+    """The converting warpgroups. ``staged``: what ``QuantizedB.staged`` gives; ``columns``: N; ``k``: K; ``thread``: among those of all of them."""
 
     from_fp8 = None  # what converts words of fp8 where the hardware is not there to do it
 
-    def __init__(self, source: QuantizedB, staged, sB, scales, columns: Int32, k: Int32, thread: Int32):
-        self.source, self.columns, self.thread = source, columns, thread
-        raw, self.barriers = staged
+    def __init__(self, source: QuantizedB, staged, sB, columns: Int32, k: Int32, thread: Int32):
+        self.source, self.columns = source, columns
+        self.warpgroups = source.config.converter_warpgroups
+        self.warpgroup, thread = thread // 128, thread % 128
+        raw, self.words, self.barriers = staged
         self.format = source.format
-        self.rows = source.config.converter_warpgroups * 128 // LANES  # of a pass
-        self.passes = source.config.tile_n // self.rows
+        self.passes = source.config.tile_n // PASS_ROWS
         self.row, self.chunk = thread // LANES, thread % LANES
         self.blocks = cute.ceil_div(k, self.format.vec)
-        self.word_steps = WORD * self.format.vec // source.tile_k  # steps that the factors of one word serve
-        self.words = cute.make_tensor(cute.recast_ptr(scales.iterator, dtype=Uint32), cute.make_layout(1 << 30))
-        threads = cute.make_layout((self.rows, LANES), stride=(LANES, 1))
+        threads = cute.make_layout((PASS_ROWS, LANES), stride=(LANES, 1))
         taken = RUN // self.format.packed
         read = cute.make_tiled_copy_tv(cute.make_copy_atom(CopyUniversalOp(), Uint8, num_bits_per_copy=8 * taken), threads, cute.make_layout((1, taken)))
         write = cute.make_tiled_copy_tv(cute.make_copy_atom(CopyUniversalOp(), source.b_dtype, num_bits_per_copy=128), threads, cute.make_layout((1, RUN)))
@@ -132,61 +152,37 @@ class Converter(LoopInvariant):
         self.targets = write.get_slice(thread).partition_D(sB)
         self.bytes = [cute.make_rmem_tensor(self.sources[(None, 0, 0, 0)].shape, Uint8) for _ in range(self.passes)]
         self.values = cute.make_rmem_tensor(self.targets[(None, 0, 0, 0)].shape, source.b_dtype)
-        self.held = cute.make_rmem_tensor((self.passes,), Uint32)
-        self.ahead = cute.make_rmem_tensor((self.passes,), Uint32)
 
     @cute.jit
     def run(self, ab, scheduler, schedule, first: Int32, step: Int32, part: Int32):
-        """Convert every step of every tile of this CTA's list, in the order in which they are loaded."""
+        """Convert this warpgroup's steps of every tile of the CTA's list, in the order in which they are loaded."""
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.source.stages)
         place = scheduler.start(schedule, first)
         while scheduler.more(schedule, place):
             tile = scheduler.tile(schedule, place, Int32(0), Int32(0), part)
-            self.ask(tile, Int32(0))
-            for k_tile in cutlass.range(tile.k_tiles, unroll=1):
-                if (k_tile == 0) | (self.step_of(tile, k_tile) % self.word_steps == 0):
-                    self.take()
-                    self.ask(tile, k_tile + self.word_steps)
+            for i in cutlass.range(tile.k_tiles, unroll=1):
                 cute.arch.mbarrier_wait(self.barriers + state.index, state.phase)
-                self.convert(tile, k_tile, state.index)
-                # What this thread has written is visible to the matrix instructions before its warp says so.
-                cute.arch.fence_proxy("async.shared", space="cta")
-                cute.arch.sync_warp()
-                with cute.arch.elect_one():
-                    cute.arch.mbarrier_arrive(ab.producer_get_barrier(state))
+                if i % self.warpgroups == self.warpgroup:
+                    self.convert(tile, step_at(tile, i), state.index)
+                    # What this thread has written is visible to the matrix instructions before its warp says so.
+                    cute.arch.fence_proxy("async.shared", space="cta")
+                    cute.arch.sync_warp()
+                    with cute.arch.elect_one():
+                        cute.arch.mbarrier_arrive(ab.producer_get_barrier(state))
                 state.advance()
             place = scheduler.advance(schedule, place, step)
-
-    def step_of(self, tile, k_tile: Int32) -> Int32:
-        """Number of step ``k_tile`` of a tile, counted from the beginning of K."""
-        return tile.k // self.source.tile_k + k_tile
-
-    @cute.jit
-    def ask(self, tile, k_tile: Int32):
-        """Read the words of scale factors that step ``k_tile`` needs. Where there are none the word is 0."""
-        block = self.step_of(tile, k_tile) // self.word_steps * WORD
-        row_atoms, block_atoms = Int64(cute.ceil_div(self.columns, 128)), cute.ceil_div(self.blocks, WORD)
-        for i in cutlass.range_constexpr(self.passes):
-            row = tile.n * self.source.config.tile_n + i * self.rows + self.row
-            word = Uint32(0)
-            if (row < self.columns) & (block < self.blocks):
-                word = Uint32(self.words[blocked_offset(row, block, Int64(tile.group), row_atoms, block_atoms) // WORD])
-            self.ahead[i] = word
-
-    def take(self) -> None:
-        """Go on with what ``ask`` has read."""
-        for i in range(self.passes):
-            self.held[i] = self.ahead[i]
 
     def convert(self, tile, k_tile: Int32, stage: Int32) -> None:
         """This thread's part of step ``k_tile``, which is in ``stage``."""
         for i in range(self.passes):
             cute.copy(self.read, self.sources[(None, i, 0, stage)], self.bytes[i])
+        words = [self.words[(0, self.row * self.passes + i, stage)] for i in range(self.passes)]
         block = (tile.k + k_tile * self.source.tile_k + self.chunk * RUN) // self.format.vec
-        shift = block % WORD * 8
+        shift = (block % WORD * 8).to(Uint32)
         for i in range(self.passes):
-            # Elements behind K are 0: so may their factor's byte be, whatever the word has there.
-            code = Uint32(cutlass.select_(block < self.blocks, self.held[i] >> shift.to(Uint32) & 255, Uint32(0)))
+            # Elements behind K and rows behind N are 0: so may their factor's byte be, whatever the word has there.
+            inside = (block < self.blocks) & (tile.n * self.source.config.tile_n + i * PASS_ROWS + self.row < self.columns)
+            code = Uint32(cutlass.select_(inside, words[i] >> shift & 255, Uint32(0)))
             widen(self.bytes[i], self.values, as_float(scale_bits(code, self.format.scale)), self.format, self.from_fp8)
             cute.copy(self.write, self.values, self.targets[(None, i, 0, stage)])
 

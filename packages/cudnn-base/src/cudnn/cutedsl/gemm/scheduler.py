@@ -30,6 +30,7 @@ class Tile(NamedTuple):
     - ``k``: first element along K, counted from where the group begins; negative where a group of steps is no multiple of a step: its first step reaches in front of it,
       where loads read zeros.
     - ``k_tiles``: steps along K, at least one.
+    - ``turn``: the step that is taken first; behind the last one comes step 0.
     """
 
     row: Int32
@@ -40,6 +41,14 @@ class Tile(NamedTuple):
     plane: Int32
     k: Int32
     k_tiles: Int32
+    turn: Int32
+
+
+@cute.jit
+def step_at(tile: Tile, i: Int32) -> Int32:
+    """The step along K that ``tile`` takes as number ``i``."""
+    step = tile.turn + i
+    return cutlass.select_(step < tile.k_tiles, step, step - tile.k_tiles)
 
 
 @cute.jit
@@ -61,6 +70,9 @@ class DenseScheduler(LoopInvariant):
     A cluster of CTAs takes ``cluster_m x cluster_n`` neighbouring tiles; cluster i of P takes the cluster tiles i, i + P, i + 2P, ... of a list that
     runs through a strip of ``group`` cluster tiles along the raster direction before it moves one step along the other: the CTAs at work together then
     read few distinct rows of A and of B, which L2 holds. A place is the index in the list.
+
+    Where one row of tiles is all there is, every cluster reads the same rows of A: each begins with another step along K, or all would ask L2 for the same lines at the same time. The order depends on the tile
+    alone, so results are the same on any device.
     """
 
     equal_steps = True
@@ -101,7 +113,10 @@ class DenseScheduler(LoopInvariant):
         batch = place // (tiles_m * tiles_n)
         tile_m, tile_n = strip_order(c, place - batch * (tiles_m * tiles_n), tiles_m, tiles_n)
         begin, k_tiles = share(k_tiles, part, c.split_k)
-        return Tile((tile_m * c.cluster_m + cta_m) * c.tile_m, rows, tile_n * c.cluster_n + cta_n, batch, Int32(0), batch, begin * self.tile_k, k_tiles)
+        turn = Int32(0)
+        if tiles_m == 1:
+            turn = tile_n % cutlass.max(k_tiles, Int32(1))
+        return Tile((tile_m * c.cluster_m + cta_m) * c.tile_m, rows, tile_n * c.cluster_n + cta_n, batch, Int32(0), batch, begin * self.tile_k, k_tiles, turn)
 
 
 @cute.jit
@@ -190,9 +205,9 @@ class GroupedScheduler(LoopInvariant):
         row = (tile_m * c.cluster_m + cta_m) * c.tile_m
         column = tile_n * c.cluster_n + cta_n
         if cutlass.const_expr(self.rows):
-            return Tile(row, length, column, group, start, start, Int32(0), arguments[3])
+            return Tile(row, length, column, group, start, start, Int32(0), arguments[3], Int32(0))
         steps = cutlass.max(cute.ceil_div(length, self.tile_k), Int32(1))
-        return Tile(row, arguments[6], column, group, start, group, length - steps * self.tile_k, steps)
+        return Tile(row, arguments[6], column, group, start, group, length - steps * self.tile_k, steps, Int32(0))
 
     @cute.jit
     def _tiles_m(self, arguments, length: Int32) -> Int32:

@@ -16,7 +16,7 @@ from cudnn.cutedsl.gemm.config import SLAB_ROWS, GemmConfig
 from cudnn.cutedsl.gemm.exchange import Exchange
 from cudnn.cutedsl.gemm.operands import source_for
 from cudnn.cutedsl.gemm.problem import GemmProblem
-from cudnn.cutedsl.gemm.scheduler import DenseScheduler, GroupedScheduler
+from cudnn.cutedsl.gemm.scheduler import DenseScheduler, GroupedScheduler, step_at
 from cudnn.cutedsl.invariant import LoopInvariant
 
 WARPGROUP, WARPS = 128, 4
@@ -132,7 +132,7 @@ class GemmSm90(LoopInvariant):
         ab = pipeline.PipelineTmaAsync.create(
             barrier_storage=storage.barriers.data_ptr(),
             num_stages=self.stages,
-            producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, 1 + WARPS * self.converters),
+            producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, 1 + (WARPS if self.converters else 0)),
             consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, (config.cluster_m + config.cluster_n - 1) * readers * 4),
             tx_count=self.operands.stage_bytes(),
             cta_layout_vmnk=cute.make_layout((1, config.cluster_m, config.cluster_n, config.split_k)),
@@ -143,10 +143,10 @@ class GemmSm90(LoopInvariant):
                 init_barriers(storage.ring_barriers.data_ptr(), self.epilogue_barriers)
         staged = None
         if cutlass.const_expr(self.converters > 0):
-            raw_layout = self.operands.raw_layout()
-            staged = (storage.raw.get_tensor(raw_layout.outer, swizzle=raw_layout.inner), storage.barriers.data_ptr() + 2 * self.stages)
+            arrival = storage.barriers.data_ptr() + 2 * self.stages
+            staged = self.operands.staged(storage.raw, arrival)
             if warp == 0:
-                init_barriers(staged[1], self.stages)
+                init_barriers(arrival, self.stages)
         exchange = None
         if cutlass.const_expr(config.split_k > 1):
             exchange = Exchange(self, storage.exchange.data_ptr(), storage.exchange_barriers.data_ptr(), part)
@@ -172,12 +172,9 @@ class GemmSm90(LoopInvariant):
             in_group = thread % WARPGROUP
             if cutlass.const_expr(self.converters > 0):
                 if group > self.consumers:
-                    if cutlass.const_expr(self.converters > 1):
-                        cute.arch.setmaxregister_decrease(CONVERTER_REGISTERS)
-                    else:
-                        cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
+                    cute.arch.setmaxregister_decrease(CONVERTER_REGISTERS)
                     converting = thread - (1 + self.consumers) * WARPGROUP
-                    self.operands.converter(staged, sB, table, columns, converting).run(ab, self.scheduler, schedule, first, step, part)
+                    self.operands.converter(staged, sB, table, converting).run(ab, self.scheduler, schedule, first, step, part)
                 else:
                     cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
                     driver = self.driver(storage, fusion, in_group, consumer)
@@ -200,9 +197,9 @@ class GemmSm90(LoopInvariant):
         while self.scheduler.more(schedule, place):
             tile = self.scheduler.tile(schedule, place, cta_m, cta_n, part)
             loader.begin(tile)
-            for k_tile in cutlass.range(tile.k_tiles, unroll=1):
+            for i in cutlass.range(tile.k_tiles, unroll=1):
                 ab.producer_acquire(state)
-                loader.load(tile, k_tile, state.index, ab.producer_get_barrier(state))
+                loader.load(tile, step_at(tile, i), state.index, ab.producer_get_barrier(state))
                 state.advance()
             place = self.scheduler.advance(schedule, place, step)
         # A CTA must not leave while a peer still has to release stages into its shared memory.

@@ -159,7 +159,7 @@ class CudaTimer:
 def measure_rates(
     timer: Timer, dtype: str, device: Any, *, extents: Sequence[int] = (4096, 8192), copy_bytes: int = 2 << 30, repeats: int = 20
 ) -> dict[str, float]:
-    """What this device does today: ``matmul_tflops`` is the best that torch.matmul reaches on square problems of ``dtype``, ``copy_tb_s`` what a
+    """What this device does today: ``matmul_tflops`` is the best that torch's products reach on square problems of ``dtype``, ``copy_tb_s`` what a
     device-to-device copy moves, bytes read and written together."""
     copied = _median(timer, [_copy(copy_bytes, device)], repeats)
     best = max(2.0 * extent**3 / _median(timer, [_matmul(extent, dtype, device) for _ in range(2)], repeats) / 1e6 for extent in extents)
@@ -183,4 +183,7 @@ def _matmul(extent: int, dtype: str, device: Any) -> Callable[[], Any]:
     import torch
 
     a, b = (torch.randn(extent, extent, device=device).to(getattr(torch, dtype)) for _ in range(2))
+    if a.dtype.itemsize == 1:
+        one = torch.ones((), device=device)
+        return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=False)
     return lambda: torch.matmul(a, b.t())

@@ -65,7 +65,7 @@ class GemmConfig:
     @property
     def converter_warpgroups(self) -> int:
         """Warpgroups that convert B, in turn."""
-        return 2 if self.convert_b else 0
+        return 3 if self.convert_b else 0
 
     @property
     def cluster_size(self) -> int:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import Float32, Int32, Uint8, Uint32
+from cutlass import BFloat16, Float32, Int32, Uint8, Uint32
 from cutlass.cute.nvgpu.common import CopyUniversalOp
 
 from cudnn.block_scale import FORMATS, FP4, Format
@@ -188,19 +188,20 @@ class Converter(LoopInvariant):
 
 
 def widen(raw: cute.Tensor, values: cute.Tensor, factor: Float32, fmt: Format, from_fp8=None) -> None:
-    """``values`` (16 elements) = those of ``raw`` (their bytes) times ``factor``, each step in float32. ``from_fp8``: what converts words of fp8 where the hardware is not there to do it."""
+    """``values`` (16 elements) = those of ``raw`` (their bytes) times ``factor``, rounded once. ``from_fp8``: what converts words of fp8 where the hardware is not there to do it."""
     words = cute.recast_tensor(cute.make_tensor(raw.iterator, cute.make_layout(RUN // fmt.packed)), Uint32)
-    wide = cute.make_rmem_tensor((RUN,), Float32)
+    flat = cute.make_tensor(values.iterator, cute.make_layout(RUN))
+    exact = cute.make_rmem_tensor((RUN,), BFloat16)
     if fmt.element == FP4:
+        pairs = cute.recast_tensor(exact, Uint32)
         for w in range(RUN // 8):
             for i, pair in enumerate(e2m1_to_bf16(words[w])):
-                wide[8 * w + 2 * i] = (pair << 16).bitcast(Float32)
-                wide[8 * w + 2 * i + 1] = (pair & Uint32(0xFFFF0000)).bitcast(Float32)
-    elif from_fp8 is not None:
-        wide.store(from_fp8(words))
+                pairs[4 * w + i] = pair
     else:
-        wide.store(cute.recast_tensor(words, cutlass_dtype(fmt.element)).load().to(Float32))
-    for i in range(RUN):
-        wide[i] = wide[i] * factor
-    flat = cute.make_tensor(values.iterator, cute.make_layout(RUN))
-    flat.store(wide.load().to(values.element_type))
+        wide = cute.recast_tensor(words, cutlass_dtype(fmt.element)).load().to(Float32) if from_fp8 is None else from_fp8(words)
+        exact.store(wide.to(BFloat16))
+    if values.element_type is BFloat16:
+        # bfloat16 holds elements and factors exactly, so that its product is rounded as that of float32 would be; two at a time.
+        flat.store(exact.load() * factor.to(BFloat16))
+    else:
+        flat.store((exact.load().to(Float32) * factor).to(values.element_type))

@@ -17,6 +17,7 @@ from cudnn.cutedsl.gemm.exchange import share
 from cudnn.cutedsl.invariant import LoopInvariant
 
 WARP = 32
+FEW_ROWS = 32
 
 
 class Tile(NamedTuple):
@@ -71,8 +72,8 @@ class DenseScheduler(LoopInvariant):
     runs through a strip of ``group`` cluster tiles along the raster direction before it moves one step along the other: the CTAs at work together then
     read few distinct rows of A and of B, which L2 holds. A place is the index in the list.
 
-    Where one row of tiles is all there is, every cluster reads the same rows of A: each begins with another step along K, or all would ask L2 for the same lines at the same time. The order depends on the tile
-    alone, so results are the same on any device.
+    With few rows (``FEW_ROWS``) every cluster reads the same few lines of A: each begins with another step along K, or all would ask L2 for the same line at the same time. (With more rows that is what L2 serves best.) The
+    order depends on the tile alone, so results are the same on any device.
     """
 
     equal_steps = True
@@ -114,7 +115,7 @@ class DenseScheduler(LoopInvariant):
         tile_m, tile_n = strip_order(c, place - batch * (tiles_m * tiles_n), tiles_m, tiles_n)
         begin, k_tiles = share(k_tiles, part, c.split_k)
         turn = Int32(0)
-        if tiles_m == 1:
+        if rows <= FEW_ROWS:
             turn = tile_n % cutlass.max(k_tiles, Int32(1))
         return Tile((tile_m * c.cluster_m + cta_m) * c.tile_m, rows, tile_n * c.cluster_n + cta_n, batch, Int32(0), batch, begin * self.tile_k, k_tiles, turn)
 

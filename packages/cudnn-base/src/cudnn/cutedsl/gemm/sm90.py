@@ -21,7 +21,8 @@ from cudnn.cutedsl.invariant import LoopInvariant
 
 WARPGROUP, WARPS = 128, 4
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, 232  # 40 x 128 + 232 x 256 = 64,512 of 65,536
-CONVERTER_REGISTERS = 112  # two converting warpgroups take the place of one consumer
+CONVERTER_REGISTERS = {3: 96, 4: 80}  # what a launch has of so many warpgroups beside a producer and a consumer
+CONVERTED_REGISTERS = {3: 184, 4: 152}  # what they leave the consumer
 # Named barriers; 0 is sync_threads.
 EPILOGUE_BARRIER, ORDER_BARRIER = 1, 3
 
@@ -172,11 +173,10 @@ class GemmSm90(LoopInvariant):
             in_group = thread % WARPGROUP
             if cutlass.const_expr(self.converters > 0):
                 if group > self.consumers:
-                    cute.arch.setmaxregister_decrease(CONVERTER_REGISTERS)
                     converting = thread - (1 + self.consumers) * WARPGROUP
                     self.operands.converter(staged, sB, table, converting).run(ab, self.scheduler, schedule, first, step, part)
                 else:
-                    cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
+                    cute.arch.setmaxregister_increase(CONVERTED_REGISTERS[self.converters])
                     driver = self.driver(storage, fusion, in_group, consumer)
                     self.consume(ab, sA, sB, driver, schedule, columns, first, step, cta_m, cta_n, part, exchange, in_group, consumer)
             else:

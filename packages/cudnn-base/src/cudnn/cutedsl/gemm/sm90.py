@@ -20,11 +20,16 @@ from cudnn.cutedsl.gemm.scheduler import DenseScheduler, GroupedScheduler, step_
 from cudnn.cutedsl.invariant import LoopInvariant
 
 WARPGROUP, WARPS = 128, 4
-PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, 232  # 40 x 128 + 232 x 256 = 64,512 of 65,536
-CONVERTER_REGISTERS = {3: 96, 4: 80}  # what a launch has of so many warpgroups beside a producer and a consumer
-CONVERTED_REGISTERS = {3: 184, 4: 152}  # what they leave the consumer
+PRODUCER_REGISTERS = 40
+MOST_REGISTERS = 232  # that a consumer asks for
 # Named barriers; 0 is sync_threads.
 EPILOGUE_BARRIER, ORDER_BARRIER = 1, 3
+
+
+def consumer_registers(consumers: int, converters: int) -> int:
+    """Registers of a consumer's threads: what a launch of so many warpgroups gives each, and its share of what the producer gives back. Converters keep theirs. Who asks for more than is given back waits forever."""
+    launched = min(65536 // ((1 + consumers + converters) * WARPGROUP), 255) // 8 * 8
+    return min(launched + (launched - PRODUCER_REGISTERS) // consumers // 8 * 8, MOST_REGISTERS)
 
 
 class GemmSm90(LoopInvariant):
@@ -63,6 +68,7 @@ class GemmSm90(LoopInvariant):
         self.consumers = config.consumer_warpgroups
         self.threads = (1 + self.consumers + self.converters) * WARPGROUP
         self.cluster = config.cluster_size
+        self.consumer_registers = consumer_registers(self.consumers, self.converters)
         self.exchange_values = config.exchange_bytes // 4
         self.raw_bytes = self.stages * self.operands.raw_bytes()
 
@@ -176,11 +182,11 @@ class GemmSm90(LoopInvariant):
                     converting = thread - (1 + self.consumers) * WARPGROUP
                     self.operands.converter(staged, sB, table, converting).run(ab, self.scheduler, schedule, first, step, part)
                 else:
-                    cute.arch.setmaxregister_increase(CONVERTED_REGISTERS[self.converters])
+                    cute.arch.setmaxregister_increase(self.consumer_registers)
                     driver = self.driver(storage, fusion, in_group, consumer)
                     self.consume(ab, sA, sB, driver, schedule, columns, first, step, cta_m, cta_n, part, exchange, in_group, consumer)
             else:
-                cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
+                cute.arch.setmaxregister_increase(self.consumer_registers)
                 driver = self.driver(storage, fusion, in_group, consumer)
                 self.consume(ab, sA, sB, driver, schedule, columns, first, step, cta_m, cta_n, part, exchange, in_group, consumer)
 

@@ -22,6 +22,7 @@ SMS = 132
 TILE_OVERHEAD = 2500  # cycles of one tile besides its products: filling the pipeline, the epilogue's last slabs
 SPLIT_OVERHEAD = 1500  # cycles of adding up a shared tile
 LOAD_RATE = 56  # bytes a cycle that one SM takes in
+PROMOTION = 300  # product cycles, for each 128 along K, that a tile's sums wait for the registers they are added to
 CONVERT_STEP = 300  # cycles in which one SM converts the weights of a step of 64 along K
 COPY_RATE = 2400  # bytes a cycle that a kernel reads and writes which converts weights in front of the product
 LAUNCH = 5000  # cycles of that kernel besides
@@ -53,11 +54,13 @@ def default_configs(problem: GemmProblem, *, gated: bool = False) -> tuple[GemmC
     return fitting
 
 
-def predicted_cost(config: GemmConfig, m: int, n: int, k: int, batches: int, sms: int = SMS) -> float:
-    """Estimated cycles: waves of tiles, each as long as the slower of its products and its reads."""
+def predicted_cost(config: GemmConfig, m: int, n: int, k: int, batches: int, sms: int = SMS, *, promotes: bool = False) -> float:
+    """Estimated cycles: waves of tiles, each as long as the slower of its products and its reads. ``promotes``: 8-bit operands with full accumulation."""
     clusters = -(-m // (config.tile_m * config.cluster_m)) * -(-n // (config.tile_n * config.cluster_n)) * batches
     waves = -(-clusters // max(sms // config.cluster_size, 1))
     products = config.tile_m * config.tile_n * k / PRODUCT_RATE
+    if promotes:
+        products += PROMOTION * k / 128
     if config.convert_b:
         products = max(products, CONVERT_STEP * k / 64)
     # What is multicast is read once for the cluster.
@@ -69,10 +72,13 @@ def predicted_cost(config: GemmConfig, m: int, n: int, k: int, batches: int, sms
     return waves * (max(products, read) / config.split_k + overhead)
 
 
-def choose(configs: Sequence[GemmConfig], m: int, n: int, k: int, batches: int, bits: int = 0) -> GemmConfig:
-    """The configuration out of ``configs`` that runs for these extents: the one with the least predicted cost. ``bits``: of an element of B, if a kernel in front of all configurations but those with ``convert_b`` makes 16 of them."""
+def choose(configs: Sequence[GemmConfig], m: int, n: int, k: int, batches: int, *, promotes: bool = False, bits: int = 0) -> GemmConfig:
+    """The configuration out of ``configs`` that runs for these extents: the one with the least predicted cost.
+
+    ``promotes``: as in ``predicted_cost``. ``bits``: of an element of B, if a kernel in front of all configurations but those with ``convert_b`` makes 16 of them.
+    """
     in_front = LAUNCH + n * k * batches * (bits / 8 + 2) / COPY_RATE if bits else 0.0
-    return min(configs, key=lambda config: predicted_cost(config, m, n, k, batches) + (0.0 if config.convert_b else in_front))
+    return min(configs, key=lambda config: predicted_cost(config, m, n, k, batches, promotes=promotes) + (0.0 if config.convert_b else in_front))
 
 
 def candidates(

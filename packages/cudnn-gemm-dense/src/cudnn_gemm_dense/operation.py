@@ -121,8 +121,9 @@ class DenseOperation(GemmOperation):
         return (*configs, INSIDE) if problem.b_format is not None and self._unfit(problem, options, INSIDE) is None else configs
 
     def _choose(self, configs: Sequence[GemmConfig], extents: Extents) -> GemmConfig:
-        fmt = self._bound.given_problem.b_format  # type: ignore[union-attr]
-        return choose(configs, *extents, bits=0 if fmt is None else 8 // FORMATS[fmt].packed)
+        problem = self._bound.given_problem  # type: ignore[union-attr]
+        bits = 0 if problem.b_format is None else 8 // FORMATS[problem.b_format].packed
+        return choose(configs, *extents, promotes=problem.promotes, bits=bits)
 
     def _candidates(self, problem: GemmProblem, options: Any, extents: Extents) -> tuple[GemmConfig, ...]:
         return candidates(problem, *extents, fits=lambda config: self._unfit(problem, options, config) is None)

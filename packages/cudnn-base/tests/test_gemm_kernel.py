@@ -1,0 +1,50 @@
+"""What the roles of the GEMM kernel agree on, seen without a GPU: registers, and the order of steps along K."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
+pytestmark = pytest.mark.compile
+
+
+@pytest.mark.parametrize(("consumers", "converters"), [(2, 0), (1, 0), (1, 3)])
+def test_nobody_waits_for_registers_that_are_not_there(consumers, converters):
+    """A launch gives every thread the same; what consumers ask for beyond it the producer must have given back, in steps of 8."""
+    from cudnn.cutedsl.gemm.sm90 import PRODUCER_REGISTERS, consumer_registers
+
+    warpgroups = 1 + consumers + converters
+    launched = min(65536 // (128 * warpgroups), 255) // 8 * 8
+    asked = consumer_registers(consumers, converters)
+    assert asked % 8 == PRODUCER_REGISTERS % 8 == 0 and asked <= 255
+    assert PRODUCER_REGISTERS + consumers * asked + converters * launched <= warpgroups * launched
+
+
+@pytest.mark.parametrize(("rows", "split"), [(1, 1), (16, 2), (32, 4), (33, 1), (300, 2)])
+def test_every_step_of_a_tile_once(rows, split):
+    """With few rows each tile begins elsewhere, and still takes every one of its steps once; with more rows they begin at the first."""
+    import cutlass
+    from cutlass import Int32
+
+    from cudnn.cutedsl.gemm.config import GemmConfig
+    from cudnn.cutedsl.gemm.scheduler import FEW_ROWS, DenseScheduler, step_at
+    from cudnn.testing.host_kernels import run_threads
+
+    columns, steps, tile_k = 1000, 11, 64
+    scheduler = DenseScheduler(GemmConfig(64, 128, split_k=split), tile_k)
+    tiles_m, tiles_n = -(-rows // 64), -(-columns // 128)
+    found = torch.full((tiles_m * tiles_n * split, steps), -1, dtype=torch.int32)
+
+    def work(found, block, thread, number):
+        arguments = (Int32(tiles_m), Int32(tiles_n), Int32(tiles_m * tiles_n), Int32(steps), Int32(rows))
+        tile = scheduler.tile(arguments, block // split, Int32(0), Int32(0), block % split)
+        step = step_at(tile, thread)
+        found[block * steps + thread] = cutlass.select_(thread < tile.k_tiles, tile.k // tile_k + step, Int32(-1))
+
+    run_threads(work, [found.view(-1)], found.shape[0], steps)
+    found = found.view(tiles_m * tiles_n, split * steps)
+    assert torch.equal(found.sort(1).values[:, -steps:], torch.arange(steps, dtype=torch.int32).expand(len(found), steps))
+    assert (found >= 0).sum() == found.shape[0] * steps
+    firsts = found[:, 0].unique()
+    assert len(firsts) == 1 if rows > FEW_ROWS else len(firsts) > 1

@@ -253,4 +253,4 @@ def test_scratch_of_the_caller_and_a_captured_call():
         graph.replay()
         torch.cuda.synchronize()
         hooks.check(inputs, {"d_tensor": d})
-        assert same_bits(d, gemm_wrapper(**inputs, sf_vec_size=16)["d_tensor"])
+        assert same_bits(d, gemm_wrapper(**inputs, sf_vec_size=16, config=hooks.config)["d_tensor"])

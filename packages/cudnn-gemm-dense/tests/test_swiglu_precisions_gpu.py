@@ -194,7 +194,7 @@ def test_a_workspace_of_the_caller_is_enough():
     hooks.check(inputs, outputs)
     # A process's first capture allocates something for torch's generators.
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
-        pass
+        workspace.zero_()
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]

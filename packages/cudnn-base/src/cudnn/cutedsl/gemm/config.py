@@ -66,6 +66,11 @@ class GemmConfig:
         return 1 if self.tile_m == 64 and not self.pingpong else 2
 
     @property
+    def converts_inside(self) -> bool:
+        """Whether a B with scale factors reaches the kernel as it comes."""
+        return self.convert_b or self.swap
+
+    @property
     def converter_warpgroups(self) -> int:
         """Warpgroups that convert B, in turn."""
         return 3 if self.convert_b else 0
@@ -133,7 +138,9 @@ class GemmConfig:
         if self.convert_b and (problem.operand_bits != 16 or problem.b_parts != "single" or problem.grouping != "dense" or problem.b_major != "k"):
             return "convert_b: needs 16-bit products of one weight tensor that is contiguous along K, without groups"
         if self.swap != (problem.a_format is not None):
-            return "swap: needs one operand B with scale factors, contiguous along K" if self.swap else "swap: needs to be True for an A in a block-scaled format"
+            return (
+                "swap: needs one operand B with scale factors, contiguous along K" if self.swap else "swap: needs to be True for an A in a block-scaled format"
+            )
         if self.swap and (self.tile_m != 128 or self.pingpong or self.k_atoms > 1 or self.cluster_n > 1):
             return "swap: needs tiles of 128 weights (tile_m), the cooperative schedule, cluster_n 1 and k_atoms 1: scale factors come for 128 weights and 64 elements along K at a time"
         if self.swap and (problem.operand_bits != 16 or problem.b_parts != "single" or problem.grouping != "dense" or problem.a_major != "k"):

@@ -86,9 +86,7 @@ class GemmProblem:
     def swapped(self) -> GemmProblem:
         """The problem whose result is the transpose of this one's: Sᵀ = B Aᵀ. Of dense problems with one tensor B."""
         a_major, b_major = ("k" if self.b_major == "k" else "m"), ("k" if self.a_major == "k" else "n")
-        return replace(
-            self, a_dtype=self.b_dtype, b_dtype=self.a_dtype, a_major=a_major, b_major=b_major, a_format=self.b_format, b_format=self.a_format
-        )
+        return replace(self, a_dtype=self.b_dtype, b_dtype=self.a_dtype, a_major=a_major, b_major=b_major, a_format=self.b_format, b_format=self.a_format)
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)

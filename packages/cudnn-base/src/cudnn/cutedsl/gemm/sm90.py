@@ -92,7 +92,7 @@ class GemmSm90(LoopInvariant):
             ring_barriers: cute.struct.MemRange[cutlass.Int64, self.epilogue_barriers]
             exchange_barriers: cute.struct.MemRange[cutlass.Int64, 2 * self.consumers]
             exchange: cute.struct.Align[cute.struct.MemRange[cutlass.Float32, self.exchange_values], 128]
-            raw: cute.struct.Align[cute.struct.MemRange[cutlass.Uint8, self.raw_bytes], 1024]
+            raw: cute.struct.Align[cute.struct.MemRange[cutlass.Uint8, self.raw_bytes], 1024 if self.converters else 128]
 
         self.storage = Storage
         clusters = cutlass.min(self.scheduler.most_tiles(schedule), max_clusters)

@@ -51,6 +51,31 @@ def test_it_compiles(name, monkeypatch):
     assert callable(SPECS[name].build())
 
 
+# Configurations in which operands and epilogue leave next to nothing.
+FULL = [
+    gemm_spec(GemmProblem("bfloat16", "bfloat16", b_format="mxfp8"), GemmOptions("float32"), GemmConfig(64, 128, split_k=4, convert_b=True)),
+    gemm_spec(GemmProblem("bfloat16", "bfloat16", a_format="mxfp8"), GemmOptions("float32", "m", "bfloat16"), GemmConfig(128, 32, swap=True)),
+    gemm_spec(GemmProblem("bfloat16", "bfloat16", a_format="nvfp4"), GemmOptions("bfloat16", "m"), GemmConfig(128, 256, swap=True)),
+]
+
+
+@pytest.mark.parametrize("spec", FULL, ids=lambda spec: spec.label)
+def test_shared_memory_is_enough(spec, monkeypatch):
+    """What a launch asks for, alignment included."""
+    from cudnn.cutedsl.gemm import sm90
+    from cudnn.cutedsl.gemm.config import SMEM_BYTES
+
+    class Measured(sm90.SmemAllocator):
+        def allocate(self, size_or_type, *arguments, **more):
+            sizes.append(size_or_type.size_in_bytes())
+            return super().allocate(size_or_type, *arguments, **more)
+
+    sizes: list[int] = []
+    monkeypatch.setattr(sm90, "SmemAllocator", Measured)
+    spec.compile()
+    assert len(sizes) == 1 and sizes[0] <= SMEM_BYTES, sizes
+
+
 def test_products_are_the_kernels_of_16_bit_operands():
     """Block-scaled operands add no kernels of their own where the outputs are the same."""
     import importlib

@@ -109,7 +109,9 @@ class GemmConfig:
 
     def stages_for(self, problem: GemmProblem, epilogue_bytes: int) -> int:
         """Pipeline depth: as many stages as fit beside ``epilogue_bytes`` of the epilogue, MAX_STAGES at most."""
-        fit = (SMEM_BYTES - BARRIER_BYTES - epilogue_bytes - self.exchange_bytes) // self.stage_bytes(problem)
+        # B's bytes lie behind the epilogue's barriers, in a swizzle, so that those take a kibibyte of their own.
+        barriers = BARRIER_BYTES + (1024 if self.convert_b else 0)
+        fit = (SMEM_BYTES - barriers - epilogue_bytes - self.exchange_bytes) // self.stage_bytes(problem)
         return min(self.stages or MAX_STAGES, fit, MAX_STAGES)
 
     def supports(self, problem: GemmProblem, *, epilogue_bytes: int = 0, columns_per_visit: int = SLAB_COLUMNS) -> str | None:

@@ -213,7 +213,7 @@ def widen(raw: cute.Tensor, values: cute.Tensor, factor: Float32, fmt: Format, f
 
 def elements(words: cute.Tensor, fmt: Format, from_fp8=None) -> cute.Tensor:
     """The elements in ``words``, (n,) of Uint32, in bfloat16, which holds all of them."""
-    exact = cute.make_rmem_tensor((cute.size(words) * WORD * fmt.packed,), BFloat16)
+    exact = cute.make_rmem_tensor((cute.size(words) * 4 * fmt.packed,), BFloat16)
     if fmt.element == FP4:
         pairs = cute.recast_tensor(exact, Uint32)
         for w in range(cute.size(words)):

@@ -19,6 +19,7 @@ E4M3, E5M2, E8M0, FP4 = "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float
 BF16 = GemmProblem("bfloat16", "bfloat16")
 WIDE, SPLIT, PLAIN = GemmConfig(128, 192, 2, 1, pingpong=True), GemmConfig(64, 64, split_k=4), GemmConfig(128, 128, 2, 1)
 CONVERT, CONVERT_SPLIT = GemmConfig(64, 128, convert_b=True), GemmConfig(64, 128, split_k=2, convert_b=True)
+SWAP = GemmConfig(128, 256, 2, swap=True)
 MX = {"scale_dtype": E8M0, "scale_vec": 32}
 
 SPECS = {
@@ -32,6 +33,12 @@ SPECS = {
     "weights mxfp8 converted": gemm_spec(GemmProblem("bfloat16", "bfloat16", b_format="mxfp8"), GemmOptions("bfloat16", bias_dtype="bfloat16"), CONVERT),
     "weights nvfp4 converted split": gemm_spec(GemmProblem("float16", "float16", "float32", "m", b_format="nvfp4"), GemmOptions("float32", "m"), CONVERT_SPLIT),
     "srelu mxfp4 converted": srelu_spec(GemmProblem("bfloat16", "bfloat16", b_format="mxfp4"), SreluOptions("bfloat16", E4M3, **MX), CONVERT),
+    "mxfp8 in the place of a": gemm_spec(GemmProblem("bfloat16", "bfloat16", a_format="mxfp8"), GemmOptions("bfloat16", "m"), SWAP),
+    "nvfp4 in the place of a split": gemm_spec(
+        GemmProblem("float16", "float16", "float32", "k", "n", a_format="nvfp4"),
+        GemmOptions("float32", "m", addend_dtype="float32"),
+        GemmConfig(128, 64, split_k=2, swap=True),
+    ),
     "swiglu halves amax": swiglu_spec(
         GemmProblem("bfloat16", "bfloat16", b_parts="halves"), SwigluOptions("float32", "bfloat16", "n", "concatenated", amax_rank=3), PLAIN
     ),
@@ -42,6 +49,31 @@ SPECS = {
 def test_it_compiles(name, monkeypatch):
     monkeypatch.setenv("CUDNN_KERNELS_CACHE", "0")
     assert callable(SPECS[name].build())
+
+
+# Configurations in which operands and epilogue leave next to nothing.
+FULL = [
+    gemm_spec(GemmProblem("bfloat16", "bfloat16", b_format="mxfp8"), GemmOptions("float32"), GemmConfig(64, 128, split_k=4, convert_b=True)),
+    gemm_spec(GemmProblem("bfloat16", "bfloat16", a_format="mxfp8"), GemmOptions("float32", "m", "bfloat16"), GemmConfig(128, 32, swap=True)),
+    gemm_spec(GemmProblem("bfloat16", "bfloat16", a_format="nvfp4"), GemmOptions("bfloat16", "m"), GemmConfig(128, 256, swap=True)),
+]
+
+
+@pytest.mark.parametrize("spec", FULL, ids=lambda spec: spec.label)
+def test_shared_memory_is_enough(spec, monkeypatch):
+    """What a launch asks for, alignment included."""
+    from cudnn.cutedsl.gemm import sm90
+    from cudnn.cutedsl.gemm.config import SMEM_BYTES
+
+    class Measured(sm90.SmemAllocator):
+        def allocate(self, size_or_type, *arguments, **more):
+            sizes.append(size_or_type.size_in_bytes())
+            return super().allocate(size_or_type, *arguments, **more)
+
+    sizes: list[int] = []
+    monkeypatch.setattr(sm90, "SmemAllocator", Measured)
+    spec.compile()
+    assert len(sizes) == 1 and sizes[0] <= SMEM_BYTES, sizes
 
 
 def test_products_are_the_kernels_of_16_bit_operands():

@@ -216,6 +216,71 @@ def test_weights_converted_in_the_kernel(kind, config):
             assert same_bits(hooks.wrapper(inputs)["d_tensor"], expected)
 
 
+SWAPPED = [
+    {"tile_m": 128, "tile_n": 256},
+    {"tile_m": 128, "tile_n": 256, "cluster_m": 2, "raster": "n"},
+    {"tile_m": 128, "tile_n": 192, "cluster_m": 4},
+    {"tile_m": 128, "tile_n": 64, "split_k": 2},
+]
+
+
+@pytest.mark.parametrize("config", SWAPPED, ids=str)
+@pytest.mark.parametrize("kind", FORMATS)
+def test_weights_that_take_the_place_of_a(kind, config):
+    """Dᵀ = B Aᵀ, with the weights converted into registers: the same bits as with a kernel in front, for tails in every direction and more tiles than multiprocessors; repeats are the same bits.
+
+    With few rows tiles of either side begin at steps of their own, so there only what is exact in any order is compared: see below.
+    """
+    split = config.get("split_k", 1)
+    for m, n, k, batches, a_major, out_major, d_dtype in (
+        (40, 64, 32, 1, "k", "n", torch.bfloat16),
+        (264, 320, 160, 2, "m", "n", torch.float32),
+        (256, 128, 64, 3, "k", "n", torch.bfloat16),
+        (520, 1040, 4128, 1, "k", "n", torch.bfloat16),
+        (136, 208, 1056, 2, "k", "m", torch.bfloat16),
+        (299, 464, 2080, 1, "k", "n", torch.float16),
+        (4096, 4112, 1184, 1, "k", "n", torch.bfloat16),
+    ):
+        front = {"tile_m": 64, "tile_n": 128, "split_k": split}
+        hooks = case("gemm", format=kind, mixed=True, a_major=a_major, out_major=out_major, d_dtype=d_dtype, config=front)
+        inputs = hooks.inputs(m, n, k, batches)
+        expected = hooks.wrapper(inputs)["d_tensor"]
+        hooks.config = {**config, "swap": True}
+        poisoned = hooks.poisoned(m, n, k, batches)["d_tensor"]
+        operation = hooks.build(inputs, {"d_tensor": poisoned.tensor})
+        operation(**inputs, d_tensor=poisoned.tensor)
+        poisoned.check("d_tensor")
+        hooks.check(inputs, {"d_tensor": poisoned.tensor})
+        assert same_bits(poisoned.tensor, expected), (m, n, k, batches)
+        for _ in range(20):
+            assert same_bits(hooks.wrapper(inputs)["d_tensor"], expected)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_few_rows_and_an_addend_beside_weights_in_the_place_of_a(kind):
+    """M below what a tile has, float16, an addend, and both operands quantised."""
+    config = {"tile_m": 128, "tile_n": 32, "swap": True}
+    for m, n, k, batches in ((1, 64, 32, 1), (16, 320, 160, 2), (7, 1040, 4128, 1), (31, 16, 96, 1)):
+        hooks = case("gemm", format=kind, mixed=True, config=config)
+        inputs, poisoned = hooks.inputs(m, n, k, batches), hooks.poisoned(m, n, k, batches)
+        outputs = {name: p.tensor for name, p in poisoned.items()}
+        hooks.build(inputs, outputs)(**inputs, **outputs)
+        for name, p in poisoned.items():
+            p.check(name)
+        hooks.check(inputs, outputs)
+    for extents in ((300, 320, 160, 2), (64, 1040, 2080, 1)):
+        hooks = case("gemm", format=kind, config={**config, "tile_n": 256})
+        inputs = hooks.inputs(*extents)
+        hooks.check(inputs, hooks.wrapper(inputs))
+    hooks = case("gemm", format=kind, mixed=True)
+    inputs = hooks.inputs(264, 320, 160, 2)
+    inputs["a_tensor"] = inputs["a_tensor"].half()
+    addend = torch.randn(2, 264, 320, device="cuda").permute(1, 2, 0)
+    common = {"addend_tensor": addend, "d_dtype": "float32", "sf_vec_size": FORMATS[kind].vec}
+    expected = gemm_wrapper(**inputs, **common, config=IN_FRONT)["d_tensor"]
+    assert same_bits(gemm_wrapper(**inputs, **common, config={**config, "tile_n": 128})["d_tensor"], expected)
+
+
 @pytest.mark.parametrize("op", HOOKS)
 def test_every_operation_converts_in_the_kernel(op):
     """Both operands quantised: A by a kernel in front, B inside."""

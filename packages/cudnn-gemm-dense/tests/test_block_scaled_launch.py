@@ -54,6 +54,8 @@ def log(pretend, monkeypatch, fresh):
             found.ran.append((spec, operands))
             if spec.problem.b_format is not None:
                 operands = widened(FORMATS[spec.problem.b_format], *operands)
+            if spec.problem.a_format is not None:
+                operands = widened(FORMATS[spec.problem.a_format], operands[1], operands[0], operands[2])[::-1]
             dtypes = (spec.problem.a_dtype, *[spec.problem.b_dtype] * (len(operands) - 1))
             for t, dtype, major in zip(operands, dtypes, (spec.problem.a_major, *[spec.problem.b_major] * (len(operands) - 1)), strict=True):
                 assert t.stride(1 if major == "k" else 0) == 1 and str(t.dtype) == f"torch.{dtype}" and t.data_ptr() % 16 == 0
@@ -260,6 +262,53 @@ def test_where_weights_cannot_be_converted_in_the_kernel(log):
         plain.config = convert
         plain.more = {}
         gemm_api.gemm_wrapper(**plain.inputs(48, 192, 96, 1), config=convert)
+
+
+SWAP = {"tile_m": 128, "tile_n": 256, "swap": True}
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["both", "weights"])
+@pytest.mark.parametrize("kind", FORMATS)
+def test_weights_take_the_place_of_a(log, kind, mixed):
+    """By configuration alone: the kernel is given B as it comes, then A, and the transpose of D."""
+    for out_major, d_dtype, a_major, extents in (("n", None, "k", (48, 192, 96, 2)), ("m", torch.float32, "m" if mixed else "k", (144, 64, 416, 1))):
+        hooks = case("gemm", format=kind, mixed=mixed, config=SWAP, out_major=out_major, d_dtype=d_dtype or torch.bfloat16, a_major=a_major)
+        inputs = hooks.inputs(*extents)
+        count = len(log.ran)
+        result = hooks.wrapper(inputs)
+        is_right(hooks, inputs, dict(result.items()))
+        assert len(log.ran) - count == (1 if mixed else 2)
+        spec, operands = log.ran[-1]
+        assert (spec.problem.a_format, spec.problem.b_format, spec.options.out_major) == (kind, None, "m" if out_major == "n" else "n")
+        assert (spec.problem.a_major, spec.problem.b_major) == ("k", "k" if a_major == "k" else "n")
+        b, a, factors = operands
+        assert b.data_ptr() == inputs["b_tensor"].data_ptr() and factors.data_ptr() == inputs["sfb_tensor"].data_ptr()
+        assert not mixed or a.data_ptr() == inputs["a_tensor"].data_ptr()
+        if mixed:
+            operation = hooks.build(inputs, {name: result[name] for name in hooks.output_layouts(*extents)})
+            assert operation.check_support() and operation.workspace_bytes() == 0
+        assert same_bits(hooks.wrapper(inputs)["d_tensor"], result["d_tensor"])
+
+
+def test_where_weights_cannot_take_the_place_of_a(log):
+    for op, attributes, message in (
+        ("gemm", {"config": {**SWAP, "tile_m": 64}}, "config: swap: needs tiles of 128 weights"),
+        ("gemm", {"config": {**SWAP, "cluster_n": 2}}, "cluster_n 1"),
+        ("gemm", {"config": {**SWAP, "k_atoms": 2}}, "k_atoms 1"),
+        ("gemm", {"config": {**SWAP, "tile_n": 128, "pingpong": True}}, "the cooperative schedule"),
+        ("gemm", {"config": SWAP, "b_major": "n"}, "swap: needs one operand B with scale factors, contiguous along K"),
+        ("srelu", {"config": SWAP}, "config: swap: needs a plain product; what GemmSrelu does"),
+    ):
+        hooks = case(op, mixed=True, **attributes)
+        with pytest.raises(ValueError, match=message):
+            hooks.wrapper(hooks.inputs(48, 192, 96, 1))
+    hooks = case("gemm", mixed=True, config=SWAP)
+    with pytest.raises(ValueError, match="config: swap: needs a product without bias"):
+        gemm_api.gemm_wrapper(**hooks.inputs(48, 192, 96, 1), bias_tensor=torch.ones(192), config=SWAP)
+    plain = GemmHooks()
+    plain.more = {}
+    with pytest.raises(ValueError, match="swap: needs one operand B with scale factors"):
+        gemm_api.gemm_wrapper(**plain.inputs(48, 192, 96, 1), config=SWAP)
 
 
 def test_few_rows_convert_weights_in_the_kernel(log):

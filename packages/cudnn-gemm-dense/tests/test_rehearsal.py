@@ -54,6 +54,10 @@ CASES: dict[str, tuple[type, dict[str, Any]]] = {
     "gemm, mxfp8": (ScaledGemm, NARROW),
     "gemm, mxfp8 turned": (ScaledGemm, {"a_major": "m", "b_major": "n", "m_step": 16, **NARROW}),
     "gemm, nvfp4 weights": (ScaledGemm, {"format": "nvfp4", "mixed": True, "logical": False, **NARROW}),
+    "gemm, mxfp4 weights in the place of a": (
+        ScaledGemm,
+        {"format": "mxfp4", "mixed": True, "config": {"tile_m": 128, "swap": True}, "addend": FLOAT, **NARROW},
+    ),
     "swiglu, mxfp4": (ScaledSwigluHooks, {"format": "mxfp4", **SCALED}),
     "swiglu, pair of nvfp4": (ScaledSwigluHooks, {"format": "nvfp4", "glu_layout": "separate", **SCALED}),
     "srelu, mxfp8 in and out": (QuantizedSrelu, NARROW),

@@ -58,12 +58,14 @@ class Bound(NamedTuple):
         return replace(self.kernel_problem, b_format=b[0].format) if quantized else self.kernel_problem  # type: ignore[union-attr]
 
     def problem_in(self, config: GemmConfig) -> GemmProblem:
-        """As the kernel in ``config`` sees it: one that converts B gets it as it comes."""
+        """As the kernel in ``config`` sees it: one that converts B gets it as it comes, and where it swaps operands that is its A."""
+        if config.swap:
+            return self.given_problem.swapped
         return self.given_problem if config.convert_b else self.kernel_problem
 
     def prepared_in(self, config: GemmConfig) -> tuple[Preparation, ...]:
         """``prepared`` with a kernel in ``config`` behind it."""
-        return tuple(one for one in self.prepared if one.operand == 0) if config.convert_b else self.prepared
+        return tuple(one for one in self.prepared if one.operand == 0) if config.converts_inside else self.prepared
 
 
 class Launch(NamedTuple):
@@ -424,8 +426,11 @@ class GemmOperation(APIBase):
         if launch.scratch_bytes:
             operands, partials = self._scratch(launch, tensors, handle, stream, workspace)
             rest = (*rest, *partials)
-        if launch.config.convert_b:  # type: ignore[union-attr]
-            operands = (operands[0], as_bytes(tensors[1]), dense_bytes(tensors[self._scaled[-1].scale]))
+        if launch.config.converts_inside:  # type: ignore[union-attr]
+            b, factors = as_bytes(tensors[1]), dense_bytes(tensors[self._scaled[-1].scale])
+            operands = (operands[0], b, factors)
+            if launch.config.swap:  # type: ignore[union-attr]
+                operands, rest = (b, operands[0], factors), tuple([t.permute(1, 0, 2) for t in rest])
         launch.kernel(operands, rest, scalars, launch.clusters, handle)  # type: ignore[misc]
 
     def _others(self, tensors: Tensors) -> Tensors:

@@ -56,6 +56,8 @@ def default_configs(problem: GemmProblem, *, gated: bool = False) -> tuple[GemmC
 
 def predicted_cost(config: GemmConfig, m: int, n: int, k: int, batches: int, sms: int = SMS, *, promotes: bool = False) -> float:
     """Estimated cycles: waves of tiles, each as long as the slower of its products and its reads. ``promotes``: 8-bit operands with full accumulation."""
+    if config.swap:
+        m, n = n, m
     clusters = -(-m // (config.tile_m * config.cluster_m)) * -(-n // (config.tile_n * config.cluster_n)) * batches
     waves = -(-clusters // max(sms // config.cluster_size, 1))
     products = config.tile_m * config.tile_n * k / PRODUCT_RATE
@@ -75,10 +77,10 @@ def predicted_cost(config: GemmConfig, m: int, n: int, k: int, batches: int, sms
 def choose(configs: Sequence[GemmConfig], m: int, n: int, k: int, batches: int, *, promotes: bool = False, bits: int = 0) -> GemmConfig:
     """The configuration out of ``configs`` that runs for these extents: the one with the least predicted cost.
 
-    ``promotes``: as in ``predicted_cost``. ``bits``: of an element of B, if a kernel in front of all configurations but those with ``convert_b`` makes 16 of them.
+    ``promotes``: as in ``predicted_cost``. ``bits``: of an element of B, if a kernel in front of all configurations but those that convert it inside makes 16 of them.
     """
     in_front = LAUNCH + n * k * batches * (bits / 8 + 2) / COPY_RATE if bits else 0.0
-    return min(configs, key=lambda config: predicted_cost(config, m, n, k, batches, promotes=promotes) + (0.0 if config.convert_b else in_front))
+    return min(configs, key=lambda config: predicted_cost(config, m, n, k, batches, promotes=promotes) + (0.0 if config.converts_inside else in_front))
 
 
 def candidates(

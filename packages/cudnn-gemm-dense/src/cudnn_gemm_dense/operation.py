@@ -129,7 +129,15 @@ class DenseOperation(GemmOperation):
         return candidates(problem, *extents, fits=lambda config: self._unfit(problem, options, config) is None)
 
     def _unfit(self, problem: GemmProblem, options: Any, config: GemmConfig) -> str | None:
+        if config.swap:
+            reason = self._unfit_swapped(options)
+            if reason is not None:
+                return f"swap: {reason}"
         return unfit_reason(problem, self._footprint(options), config)
+
+    def _unfit_swapped(self, options: Any) -> str | None:
+        """None if the operation's kernel can compute the transpose of its result, else the reason why not."""
+        return f"needs a plain product; what {type(self).__name__} does to it goes along rows or columns"
 
     def _dtype(self, name: str) -> str | None:
         """Dtype of the sample called ``name``; None where there is none."""

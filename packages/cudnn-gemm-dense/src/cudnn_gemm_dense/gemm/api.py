@@ -142,7 +142,10 @@ class Gemm(DenseOperation):
         return problem, GemmOptions(d, majors["out"], addend, bias, bias_rank), majors
 
     def _spec(self, problem: GemmProblem, options: GemmOptions, config: GemmConfig) -> KernelSpec:
-        return gemm_spec(problem, options, config)
+        return gemm_spec(problem, options.swapped if config.swap else options, config)
+
+    def _unfit_swapped(self, options: GemmOptions) -> str | None:
+        return None if options.bias_dtype is None else "needs a product without bias, which would go along the rows of a transposed D"
 
     def _footprint(self, options: GemmOptions) -> Footprint:
         return options.footprint

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from cudnn.cutedsl.compile import KernelSpec
 from cudnn.cutedsl.epilogue.size import Footprint
@@ -24,6 +24,11 @@ class GemmOptions:
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
+
+    @property
+    def swapped(self) -> GemmOptions:
+        """Of the transposes of D and the addend."""
+        return replace(self, out_major="m" if self.out_major == "n" else "n")
 
     @property
     def footprint(self) -> Footprint:

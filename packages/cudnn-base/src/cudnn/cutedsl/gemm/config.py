@@ -29,6 +29,8 @@ class GemmConfig:
       turns, so that what it reads stays in L2.
     - ``k_atoms``: one step along K is this many times 128 bytes. Two or more make a small tile's reads long enough for device memory to serve whole pages.
     - ``convert_b``: a B with scale factors is converted inside the kernel, by warpgroups of their own, instead of by a kernel in front: it is read once, as small as it comes. For tiles of 64x128.
+    - ``swap``: a B with scale factors takes the place of A, of whose rows and columns ``tile_m`` and ``tile_n``, ``cluster_m`` and ``cluster_n`` then speak: Dᵀ = B Aᵀ, with the weights converted inside the kernel, into registers,
+      once for ``tile_n`` rows of activations. For tiles of 128 weights.
     - ``stages``: the most stages of the operand pipeline, at least 2; what shared memory leaves after the epilogue bounds it. None sets
       no other bound.
     """
@@ -44,6 +46,7 @@ class GemmConfig:
     stages: int | None = None
     k_atoms: int = 1
     convert_b: bool = False
+    swap: bool = False
 
     @classmethod
     def of(cls, value: GemmConfig | Mapping[str, object]) -> GemmConfig:
@@ -61,6 +64,11 @@ class GemmConfig:
     @property
     def consumer_warpgroups(self) -> int:
         return 1 if self.tile_m == 64 and not self.pingpong else 2
+
+    @property
+    def converts_inside(self) -> bool:
+        """Whether a B with scale factors reaches the kernel as it comes."""
+        return self.convert_b or self.swap
 
     @property
     def converter_warpgroups(self) -> int:
@@ -91,6 +99,9 @@ class GemmConfig:
     def stage_bytes(self, problem: GemmProblem) -> int:
         """Bytes of operands in one pipeline stage."""
         bytes_ = (self.tile_m + self.tile_n) * TILE_K_BYTES * self.k_atoms
+        if self.swap and problem.a_format is not None:
+            # A as it comes alone, and a word of scale factors for each of its rows.
+            return self.tile_m * (TILE_K_BYTES // 2 // FORMATS[problem.a_format].packed + 4) + self.tile_n * TILE_K_BYTES
         if self.convert_b and problem.b_format is not None:
             # B as it comes, beside B as it is multiplied, and a word of scale factors for each of its rows.
             bytes_ += self.tile_n * (TILE_K_BYTES * 8 // problem.operand_bits // FORMATS[problem.b_format].packed + 4)
@@ -98,7 +109,9 @@ class GemmConfig:
 
     def stages_for(self, problem: GemmProblem, epilogue_bytes: int) -> int:
         """Pipeline depth: as many stages as fit beside ``epilogue_bytes`` of the epilogue, MAX_STAGES at most."""
-        fit = (SMEM_BYTES - BARRIER_BYTES - epilogue_bytes - self.exchange_bytes) // self.stage_bytes(problem)
+        # B's bytes lie behind the epilogue's barriers, in a swizzle, so that those take a kibibyte of their own.
+        barriers = BARRIER_BYTES + (1024 if self.convert_b else 0)
+        fit = (SMEM_BYTES - barriers - epilogue_bytes - self.exchange_bytes) // self.stage_bytes(problem)
         return min(self.stages or MAX_STAGES, fit, MAX_STAGES)
 
     def supports(self, problem: GemmProblem, *, epilogue_bytes: int = 0, columns_per_visit: int = SLAB_COLUMNS) -> str | None:
@@ -126,6 +139,14 @@ class GemmConfig:
             return "convert_b: needs tiles of 64x128, the cooperative schedule, clusters of 1x1 and k_atoms 1: warpgroups that convert take the place of a second consumer"
         if self.convert_b and (problem.operand_bits != 16 or problem.b_parts != "single" or problem.grouping != "dense" or problem.b_major != "k"):
             return "convert_b: needs 16-bit products of one weight tensor that is contiguous along K, without groups"
+        if self.swap != (problem.a_format is not None):
+            return (
+                "swap: needs one operand B with scale factors, contiguous along K" if self.swap else "swap: needs to be True for an A in a block-scaled format"
+            )
+        if self.swap and (self.tile_m != 128 or self.pingpong or self.k_atoms > 1 or self.cluster_n > 1):
+            return "swap: needs tiles of 128 weights (tile_m), the cooperative schedule, cluster_n 1 and k_atoms 1: scale factors come for 128 weights and 64 elements along K at a time"
+        if self.swap and (problem.operand_bits != 16 or problem.b_parts != "single" or problem.grouping != "dense" or problem.a_major != "k"):
+            return "swap: needs 16-bit products of one weight tensor that is contiguous along K, without groups"
         if problem.promotes and self.k_atoms > 1:
             return "k_atoms > 1: 8-bit operands with full accumulation take their sums every 128 elements"
         if problem.promotes and self.pingpong:
@@ -159,12 +180,12 @@ class GemmConfig:
         return asdict(self)
 
     def __str__(self) -> str:
-        return f"{self.tile_m}x{self.tile_n}{'-pingpong' if self.pingpong else ''}-cluster{self.cluster_m}x{self.cluster_n}{f'-split{self.split_k}' if self.split_k > 1 else ''}-{self.raster}{self.group}{f'-k{self.k_atoms}' if self.k_atoms > 1 else ''}{'-convert' if self.convert_b else ''}"
+        return f"{self.tile_m}x{self.tile_n}{'-pingpong' if self.pingpong else ''}-cluster{self.cluster_m}x{self.cluster_n}{f'-split{self.split_k}' if self.split_k > 1 else ''}-{self.raster}{self.group}{f'-k{self.k_atoms}' if self.k_atoms > 1 else ''}{'-convert' if self.convert_b else ''}{'-swap' if self.swap else ''}"
 
 
 def _field(name: str, given: object) -> object:
     """The value of a field, NumPy's integers as Python's; ValueError for another type."""
-    kind: type = {"pingpong": bool, "convert_b": bool, "raster": str}.get(name, int)
+    kind: type = {"pingpong": bool, "convert_b": bool, "swap": bool, "raster": str}.get(name, int)
     if kind is int and given is None and name == "stages":
         return None
     if kind is int and not isinstance(given, bool):

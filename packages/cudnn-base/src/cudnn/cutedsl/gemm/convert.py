@@ -72,9 +72,7 @@ class QuantizedB(Strided):
         """B's bytes in shared memory, (tile_n, raw_k, stages); the words of scale factors, (1, words, stages); the barriers that tell of their arrival."""
         c, raw = self.config, self.raw_layout()
         behind = self.stages * c.tile_n * self.raw_k
-        words = cute.make_layout((1, ATOM_WORDS, self.stages), stride=(ATOM_WORDS, 1, ATOM_WORDS))
-        pointer = cute.recast_ptr(storage.data_ptr() + behind, dtype=Uint32)
-        return storage.get_tensor(raw.outer, swizzle=raw.inner), cute.make_tensor(pointer, words), barriers
+        return storage.get_tensor(raw.outer, swizzle=raw.inner), staged_words(storage.data_ptr() + behind, self.stages), barriers
 
     @cute.jit
     def descriptors(self, tensors):
@@ -83,9 +81,7 @@ class QuantizedB(Strided):
         a = self._load(layout.for_tma(tensors[0], self.a_k_major), cute.slice_(a_layout, (None, None, 0)), (c.tile_m, self.tile_k), 1, 1)
         raw = cute.slice_(self.raw_layout(), (None, None, 0))
         b = self._load(layout.for_tma(tensors[1], True), raw, (c.tile_n, self.raw_k), 1, 1)
-        atoms = cute.make_layout((tensors[2].shape[0] // (4 * ATOM_WORDS), ATOM_WORDS, 1), stride=(ATOM_WORDS, 1, ATOM_WORDS))
-        words = cute.make_tensor(cute.recast_ptr(tensors[2].iterator, dtype=Uint32), atoms)
-        return a, b, self._load(words, cute.make_layout((1, ATOM_WORDS), stride=(ATOM_WORDS, 1)), (1, ATOM_WORDS), 1, 1)
+        return a, b, self._load(atoms(tensors[2]), cute.make_layout((1, ATOM_WORDS), stride=(ATOM_WORDS, 1)), (1, ATOM_WORDS), 1, 1)
 
     def table(self, tensors):
         """N and K."""
@@ -93,15 +89,31 @@ class QuantizedB(Strided):
 
     def atom(self, table, tile, k_tile: Int32) -> Int32:
         """Which 128 words of the blocked layout have the scale factors of step ``k_tile``."""
-        n, k = table
-        row_atoms, block_atoms = cute.ceil_div(n, ATOM_WORDS), cute.ceil_div(k, self.format.vec * WORD)
-        return (tile.group * row_atoms + tile.n) * block_atoms + (tile.k + k_tile * self.tile_k) // (self.format.vec * WORD)
+        return atom_at(*table, self.format.vec, tile.n, tile.group, tile.k + k_tile * self.tile_k)
 
     def loader(self, descriptors, table, sA, staged, cta_layout, cta_m, cta_n):
         return QuantizedLoader(self, descriptors, table, sA, staged)
 
     def converter(self, staged, sB, table, thread: Int32) -> Converter:
         return Converter(self, staged, sB, *table, thread)
+
+
+def atoms(factors: cute.Tensor) -> cute.Tensor:
+    """Host side: bytes of blocked scale factors as (atoms, words, 1)."""
+    words = cute.make_layout((factors.shape[0] // (WORD * ATOM_WORDS), ATOM_WORDS, 1), stride=(ATOM_WORDS, 1, ATOM_WORDS))
+    return cute.make_tensor(cute.recast_ptr(factors.iterator, dtype=Uint32), words)
+
+
+def atom_at(rows: Int32, k: Int32, vec: int, row_tile: Int32, group: Int32, first: Int32) -> Int32:
+    """Which atom of the blocked layout of (rows, k, L) has the scale factors of 128 rows, number ``row_tile`` of matrix ``group``, at element ``first`` along K."""
+    row_atoms, block_atoms = cute.ceil_div(rows, ATOM_WORDS), cute.ceil_div(k, vec * WORD)
+    return (group * row_atoms + row_tile) * block_atoms + first // (vec * WORD)
+
+
+def staged_words(pointer, stages: int) -> cute.Tensor:
+    """Words of scale factors in shared memory, (1, words, stages)."""
+    words = cute.make_layout((1, ATOM_WORDS, stages), stride=(ATOM_WORDS, 1, ATOM_WORDS))
+    return cute.make_tensor(cute.recast_ptr(pointer, dtype=Uint32), words)
 
 
 class QuantizedLoader(StridedLoader):
@@ -191,17 +203,23 @@ def widen(raw: cute.Tensor, values: cute.Tensor, factor: Float32, fmt: Format, f
     """``values`` (16 elements) = those of ``raw`` (their bytes) times ``factor``, rounded once. ``from_fp8``: what converts words of fp8 where the hardware is not there to do it."""
     words = cute.recast_tensor(cute.make_tensor(raw.iterator, cute.make_layout(RUN // fmt.packed)), Uint32)
     flat = cute.make_tensor(values.iterator, cute.make_layout(RUN))
-    exact = cute.make_rmem_tensor((RUN,), BFloat16)
-    if fmt.element == FP4:
-        pairs = cute.recast_tensor(exact, Uint32)
-        for w in range(RUN // 8):
-            for i, pair in enumerate(e2m1_to_bf16(words[w])):
-                pairs[4 * w + i] = pair
-    else:
-        wide = cute.recast_tensor(words, cutlass_dtype(fmt.element)).load().to(Float32) if from_fp8 is None else from_fp8(words)
-        exact.store(wide.to(BFloat16))
+    exact = elements(words, fmt, from_fp8)
     if values.element_type is BFloat16:
         # bfloat16 holds elements and factors exactly, so that its product is rounded as that of float32 would be; two at a time.
         flat.store(exact.load() * factor.to(BFloat16))
     else:
         flat.store((exact.load().to(Float32) * factor).to(values.element_type))
+
+
+def elements(words: cute.Tensor, fmt: Format, from_fp8=None) -> cute.Tensor:
+    """The elements in ``words``, (n,) of Uint32, in bfloat16, which holds all of them."""
+    exact = cute.make_rmem_tensor((cute.size(words) * 4 * fmt.packed,), BFloat16)
+    if fmt.element == FP4:
+        pairs = cute.recast_tensor(exact, Uint32)
+        for w in range(cute.size(words)):
+            for i, pair in enumerate(e2m1_to_bf16(words[w])):
+                pairs[4 * w + i] = pair
+    else:
+        wide = cute.recast_tensor(words, cutlass_dtype(fmt.element)).load().to(Float32) if from_fp8 is None else from_fp8(words)
+        exact.store(wide.to(BFloat16))
+    return exact

@@ -34,10 +34,10 @@ class MmaTF32Op(MmaOp):
         return MmaF8Trait(make_atom(kind, [cutlass.Boolean(False).ir_value(loc=loc, ip=ip)], loc=loc, ip=ip))
 
 
-def tiled_mma(a_dtype, b_dtype, acc_dtype, a_k_major: bool, b_k_major: bool, warpgroups: int, tile_n: int) -> cute.TiledMma:
-    """``warpgroups`` x 64 rows by ``tile_n`` columns, both operands from shared memory."""
+def tiled_mma(a_dtype, b_dtype, acc_dtype, a_k_major: bool, b_k_major: bool, warpgroups: int, tile_n: int, a_in_registers: bool = False) -> cute.TiledMma:
+    """``warpgroups`` x 64 rows by ``tile_n`` columns; B from shared memory, and A too unless it is in registers."""
     majors = tuple(OperandMajorMode.K if k_major else OperandMajorMode.MN for k_major in (a_k_major, b_k_major))
-    source = warpgroup.OperandSource.SMEM
+    source = warpgroup.OperandSource.RMEM if a_in_registers else warpgroup.OperandSource.SMEM
     if a_dtype.width == 16:
         op = warpgroup.MmaF16BF16Op(a_dtype, acc_dtype, (64, tile_n, 16), source, *majors)
     elif a_dtype.width == 8:

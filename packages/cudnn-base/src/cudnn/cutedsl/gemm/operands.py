@@ -34,6 +34,7 @@ class Strided(LoopInvariant):
     def __init__(self, problem: GemmProblem, config: GemmConfig, a_dtype, b_dtype, stages: int):
         self.problem, self.config, self.stages = problem, config, stages
         self.a_dtype, self.b_dtype = a_dtype, b_dtype
+        self.a_stored = a_dtype  # what A's stages in shared memory hold
         self.tile_k = TILE_K_BYTES * 8 // a_dtype.width * config.k_atoms
         self.a_k_major, self.b_k_major = problem.a_major == "k", problem.b_major == "k"
         self.pieces = 1 if problem.b_parts == "single" else config.tile_n // SLAB_COLUMNS
@@ -317,6 +318,10 @@ class MappedSteps(RaggedSteps):
 
 def source_for(problem: GemmProblem) -> type[Strided]:
     """The operand source of ``problem``."""
+    if problem.a_format is not None:
+        from cudnn.cutedsl.gemm.fragments import QuantizedA
+
+        return QuantizedA
     if problem.b_format is not None:
         from cudnn.cutedsl.gemm.convert import QuantizedB
 
@@ -352,10 +357,18 @@ class StridedLoader(LoopInvariant):
 
     def load(self, tile, k_tile, stage, barrier):
         """Issue the copies of step ``k_tile`` of ``tile`` into ``stage``; they complete on ``barrier``."""
+        self.load_a(tile, k_tile, stage, barrier)
+        self.load_b(tile, k_tile, stage, barrier)
+
+    def load_a(self, tile, k_tile, stage, barrier):
         c, tile_k = self.source.config, self.source.tile_k
-        (row, a_k, a_plane), (b_k, b_plane) = self.source.a_at(tile), self.source.b_at(tile)
+        row, a_k, a_plane = self.source.a_at(tile)
         masked = {} if self.a_mask is None else {"mcast_mask": self.a_mask}
         self._copy(0, self.sA, stage, (c.tile_m, tile_k), row, a_k, (0, k_tile, a_plane), self.cta_n, c.cluster_n, barrier, masked | self._map(tile, 0))
+
+    def load_b(self, tile, k_tile, stage, barrier):
+        c, tile_k = self.source.config, self.source.tile_k
+        b_k, b_plane = self.source.b_at(tile)
         masked = {} if self.b_mask is None else {"mcast_mask": self.b_mask}
         if self.source.parts == 1:
             self._copy(1, self.sB, stage, (c.tile_n, tile_k), 0, b_k, (tile.n, k_tile, b_plane), self.cta_m, c.cluster_m, barrier, masked | self._map(tile, 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 _BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "float8_e4m3fn": 8, "float8_e5m2": 8}
 
@@ -28,7 +28,8 @@ class GemmProblem:
     ``b_pointers``: in groups of rows, every group's B is somewhere else, and their addresses are a tensor on the device. ``step_blocks``: in groups of steps, operands are contiguous along K where their major says so, and lie group
     after group, each a matrix of its own. ``unit_axes``: in groups of rows, tensors with rows are passed with a third axis of one element, and B as (N, K, L) in the place of (L, N, K).
 
-    ``b_format``: the block-scaled format in which B reaches the kernel, as bytes and with scale factors, to become ``b_dtype`` in shared memory; None where it comes in ``b_dtype``.
+    ``b_format``: the block-scaled format in which B reaches the kernel, as bytes and with scale factors, to become ``b_dtype`` in shared memory; None where it comes in ``b_dtype``. ``a_format``: the same of A, which becomes
+    ``a_dtype`` in registers.
 
     ``fast_accumulation`` is about 8-bit operands, whose products the matrix cores add with fewer bits than float32 has: False takes the sum
     of every 128 products along K into float32 registers, True leaves it to the matrix cores.
@@ -46,6 +47,7 @@ class GemmProblem:
     step_blocks: bool = False
     unit_axes: bool = False
     b_format: str | None = None
+    a_format: str | None = None
 
     def __post_init__(self) -> None:
         for name, value, allowed in (
@@ -79,6 +81,12 @@ class GemmProblem:
     def promotes(self) -> bool:
         """Whether partial sums are added to float32 registers along the way."""
         return self.operand_bits == 8 and self.acc_dtype == "float32" and not self.fast_accumulation
+
+    @property
+    def swapped(self) -> GemmProblem:
+        """The problem whose result is the transpose of this one's: Sᵀ = B Aᵀ. Of dense problems with one tensor B."""
+        a_major, b_major = ("k" if self.b_major == "k" else "m"), ("k" if self.a_major == "k" else "n")
+        return replace(self, a_dtype=self.b_dtype, b_dtype=self.a_dtype, a_major=a_major, b_major=b_major, a_format=self.b_format, b_format=self.a_format)
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)

@@ -86,13 +86,13 @@ class GemmSm90(LoopInvariant):
         @cute.struct
         class Storage:
             barriers: cute.struct.MemRange[cutlass.Int64, self.stages * (3 if self.converters else 2)]
-            a: cute.struct.Align[cute.struct.MemRange[self.a_dtype, cute.cosize(a_layout)], 1024]
+            a: cute.struct.Align[cute.struct.MemRange[source.a_stored, cute.cosize(a_layout)], 1024]
             b: cute.struct.Align[cute.struct.MemRange[self.b_dtype, cute.cosize(b_layout)], 1024]
             ring: cute.struct.Align[cute.struct.MemRange[cutlass.Uint8, self.epilogue_bytes], 1024]
             ring_barriers: cute.struct.MemRange[cutlass.Int64, self.epilogue_barriers]
             exchange_barriers: cute.struct.MemRange[cutlass.Int64, 2 * self.consumers]
             exchange: cute.struct.Align[cute.struct.MemRange[cutlass.Float32, self.exchange_values], 128]
-            raw: cute.struct.Align[cute.struct.MemRange[cutlass.Uint8, self.raw_bytes], 1024]
+            raw: cute.struct.Align[cute.struct.MemRange[cutlass.Uint8, self.raw_bytes], 1024 if self.converters else 128]
 
         self.storage = Storage
         clusters = cutlass.min(self.scheduler.most_tiles(schedule), max_clusters)
@@ -169,6 +169,9 @@ class GemmSm90(LoopInvariant):
         cute.arch.griddepcontrol_launch_dependents()
 
         loaded = staged if cutlass.const_expr(self.converters > 0) else sB
+        if cutlass.const_expr(self.problem.a_format is not None):
+            staged = self.operands.staged(storage.raw)
+            loaded = (sB, staged)
 
         block, _, _ = cute.arch.block_idx()
         grid, _, _ = cute.arch.grid_dim()
@@ -192,7 +195,10 @@ class GemmSm90(LoopInvariant):
             else:
                 cute.arch.setmaxregister_increase(self.consumer_registers)
                 driver = self.driver(storage, fusion, in_group, consumer)
-                self.consume(ab, sA, sB, driver, schedule, columns, first, step, cta_m, cta_n, part, exchange, in_group, consumer)
+                a = sA
+                if cutlass.const_expr(self.problem.a_format is not None):
+                    a = self.operands.fragments(storage.a.data_ptr(), staged, table, in_group, consumer)
+                self.consume(ab, a, sB, driver, schedule, columns, first, step, cta_m, cta_n, part, exchange, in_group, consumer)
 
     def driver(self, storage, fusion, thread: Int32, consumer: Int32) -> EpilogueDriver:
         """The epilogue of warpgroup ``consumer``."""
@@ -239,7 +245,8 @@ class GemmSm90(LoopInvariant):
         adding.set(warpgroup.Field.ACCUMULATE, True)
         tiled_mma = (fresh, adding)
         thread_mma = fresh.get_slice(Int32(0) if cutlass.const_expr(config.pingpong) else consumer * WARPGROUP)
-        tCrA = fresh.make_fragment_A(thread_mma.partition_A(sA))
+        # An A that is converted into registers comes as what does that.
+        tCrA = sA if cutlass.const_expr(self.problem.a_format is not None) else fresh.make_fragment_A(thread_mma.partition_A(sA))
         tCrB = fresh.make_fragment_B(thread_mma.partition_B(sB))
         accumulators = cute.make_rmem_tensor(fresh.partition_shape_C((config.tile_m, config.tile_n)), self.acc_dtype)
         partial = cute.make_rmem_tensor(accumulators.shape, self.acc_dtype) if cutlass.const_expr(self.problem.promotes) else None
@@ -265,9 +272,9 @@ class GemmSm90(LoopInvariant):
             if cutlass.const_expr(config.split_k > 1):
                 accumulators.fill(0.0)
                 if tile.k_tiles > 0:
-                    state = self.multiply_tile(tiled_mma, ab, state, tCrA, tCrB, accumulators, partial, tile.k_tiles, consumer)
+                    state = self.multiply_tile(tiled_mma, ab, state, tCrA, tCrB, accumulators, partial, tile, consumer)
             else:
-                state = self.multiply_tile(tiled_mma, ab, state, tCrA, tCrB, accumulators, partial, tile.k_tiles, consumer)
+                state = self.multiply_tile(tiled_mma, ab, state, tCrA, tCrB, accumulators, partial, tile, consumer)
             if cutlass.const_expr(config.pingpong and self.scheduler.equal_steps):
                 state.advance(tile.k_tiles)
                 place = self.scheduler.advance(schedule, place, step * 2)
@@ -294,11 +301,13 @@ class GemmSm90(LoopInvariant):
         return tuple(Place(first + i * step, tile.rows, tile.n, columns, tile.group, tile.plane) for i in range(blocks))
 
     @cute.jit
-    def multiply_tile(self, tiled_mma, ab, state, tCrA, tCrB, accumulators, partial, k_tiles: Int32, consumer: Int32):
-        if cutlass.const_expr(self.problem.promotes):
-            state = self.multiply_promoted(tiled_mma, ab, state, tCrA, tCrB, accumulators, partial, k_tiles)
+    def multiply_tile(self, tiled_mma, ab, state, tCrA, tCrB, accumulators, partial, tile, consumer: Int32):
+        if cutlass.const_expr(self.problem.a_format is not None):
+            state = self.multiply_converted(tiled_mma, ab, state, tCrA, tCrB, accumulators, tile)
+        elif cutlass.const_expr(self.problem.promotes):
+            state = self.multiply_promoted(tiled_mma, ab, state, tCrA, tCrB, accumulators, partial, tile.k_tiles)
         else:
-            state = self.multiply(tiled_mma, ab, state, tCrA, tCrB, accumulators, k_tiles, consumer)
+            state = self.multiply(tiled_mma, ab, state, tCrA, tCrB, accumulators, tile.k_tiles, consumer)
         return state
 
     @cute.jit
@@ -338,6 +347,37 @@ class GemmSm90(LoopInvariant):
         return state
 
     @cute.jit
+    def multiply_converted(self, tiled_mma, ab, state, fragments, tCrB, accumulators, tile):
+        """As ``multiply``, with A in registers that each step converts anew: block by block along K, each as soon as the products that last had its registers are done."""
+        released = state.clone()
+        ab.consumer_wait(state)
+        self.issue_converted(tiled_mma, fragments, tCrB, accumulators, tile, Int32(0), state.index, True)
+        state.advance()
+        for i in cutlass.range(1, tile.k_tiles, unroll=1):
+            ab.consumer_wait(state)
+            self.issue_converted(tiled_mma, fragments, tCrB, accumulators, tile, i, state.index, False)
+            # The products of the step before were waited for on the way.
+            ab.consumer_release(released)
+            released.advance()
+            state.advance()
+        warpgroup.wait_group(0)
+        ab.consumer_release(released)
+        return state
+
+    @cute.jit
+    def issue_converted(self, tiled_mma, fragments, tCrB, accumulators, tile, i: Int32, stage: Int32, first: cutlass.Constexpr):
+        """Step ``i`` of ``tile``, which is in ``stage``, a group of WGMMAs for each block; the first step's overwrite ``accumulators``."""
+        fresh, adding = tiled_mma
+        held = fragments.read(tile, step_at(tile, i), stage)
+        for block in cutlass.range_constexpr(fragments.blocks):
+            if cutlass.const_expr(not first):
+                warpgroup.wait_group(fragments.blocks - 1)
+            a = fragments.convert(held, block)
+            warpgroup.fence()
+            cute.gemm(fresh if first and block == 0 else adding, accumulators, a, tCrB[(None, None, block, stage)], accumulators)
+            warpgroup.commit_group()
+
+    @cute.jit
     def issue(self, tiled_mma, tCrA, tCrB, accumulators, stage: Int32, first: cutlass.Constexpr):
         """WGMMAs of one step, committed as one group; the first step's overwrite ``accumulators``."""
         fresh, adding = tiled_mma
@@ -348,4 +388,5 @@ class GemmSm90(LoopInvariant):
 
     def tiled_mma(self) -> cute.TiledMma:
         p, c = self.problem, self.config
-        return mma.tiled_mma(self.a_dtype, self.b_dtype, self.acc_dtype, p.a_major == "k", p.b_major == "k", 1 if c.pingpong else self.consumers, c.tile_n)
+        warpgroups = 1 if c.pingpong else self.consumers
+        return mma.tiled_mma(self.a_dtype, self.b_dtype, self.acc_dtype, p.a_major == "k", p.b_major == "k", warpgroups, c.tile_n, p.a_format is not None)

@@ -311,23 +311,22 @@ def test_where_weights_cannot_take_the_place_of_a(log):
         gemm_api.gemm_wrapper(**plain.inputs(48, 192, 96, 1), config=SWAP)
 
 
-def test_few_rows_convert_weights_in_the_kernel(log):
-    """The default rule: with few rows a kernel in front would read and write more than the product does; with many, each weight would be converted again for every 64 of them."""
+def test_what_the_default_rule_chooses(log):
+    """Up to some thousand rows a kernel in front reads and writes more than it saves. Into registers where the product can be swapped, into shared memory where a bias goes along."""
     hooks = case("gemm", format="mxfp8", mixed=True)
     operation = hooks.build(hooks.inputs(48, 192, 96, 1), hooks.outputs(48, 192, 96, 1))
     operation.compile()
-    for (m, n, k), inside in {
-        (1, 8192, 8192): True,
-        (64, 8192, 8192): True,
-        (4096, 8192, 8192): False,
-        (16384, 4096, 7168): False,
-        (16, 128, 128): True,
-    }.items():
-        assert operation._choose(tuple(operation._compiled_kernel), Extents(m, n, k, 1)).convert_b == inside, (m, n, k)
-    for attributes in ({"b_major": "n"}, {"mixed": False, "b_major": "n"}):
-        hooks = case("gemm", format="mxfp8", **{"mixed": True, **attributes})
+    chosen = {m: operation._choose(tuple(operation._compiled_kernel), Extents(m, 8192, 8192, 1)) for m in (1, 16, 64, 128, 256, 2048, 16384)}
+    assert [(config.tile_n, config.split_k) for config in chosen.values() if config.swap] == [(32, 2), (32, 2), (64, 2), (128, 2), (128, 2), (256, 1)]
+    assert not chosen[16384].converts_inside and not any(config.convert_b for config in chosen.values())
+    assert operation._choose(tuple(operation._compiled_kernel), Extents(16, 128, 128, 1)).swap
+    for more, inside in (({"b_major": "n"}, False), ({"mixed": False, "b_major": "n"}, False)):
+        hooks = case("gemm", format="mxfp8", **{"mixed": True, **more})
         hooks.wrapper(hooks.inputs(16, 192, 96, 1))
-        assert not log.ran[-1][0].config.convert_b
+        assert log.ran[-1][0].config.converts_inside == inside
+    inputs = case("gemm", format="mxfp8", mixed=True).inputs(16, 192, 96, 1)
+    gemm_api.gemm_wrapper(**inputs, bias_tensor=torch.zeros(192, dtype=torch.bfloat16))
+    assert log.ran[-1][0].config.convert_b
 
 
 def test_float16_activations_make_float16_weights(log):

@@ -1,4 +1,4 @@
-"""Kernels that follow one another: each begins before the one in front has ended, and must not see it."""
+"""Kernels that follow one another: each reads what the one in front wrote, and overwrites what that read."""
 
 from __future__ import annotations
 

@@ -23,13 +23,16 @@ TILE_OVERHEAD = 2500  # cycles of one tile besides its products: filling the pip
 SPLIT_OVERHEAD = 1500  # cycles of adding up a shared tile
 LOAD_RATE = 56  # bytes a cycle that one SM takes in
 PROMOTION = 300  # product cycles, for each 128 along K, that a tile's sums wait for the registers they are added to
-CONVERT_STEP = 300  # cycles in which one SM converts the weights of a step of 64 along K
+CONVERT_STEP = 750  # cycles of a step of 64 along K whose weights are converted into shared memory
+FRAGMENT_STEP, FRAGMENT_COLUMN = 640, 2  # the same for weights that are converted into registers: by itself, and for each row of activations beside them
 COPY_RATE = 2400  # bytes a cycle that a kernel reads and writes which converts weights in front of the product
 LAUNCH = 5000  # cycles of that kernel besides
 PRODUCT_RATE = 2048  # multiply-adds a cycle of one SM, 16-bit operands
 
 
-INSIDE = GemmConfig(64, 128, split_k=2, convert_b=True)  # weights with scale factors converted inside the kernel
+# Weights with scale factors converted inside the kernel: into shared memory beside any epilogue, into registers in a plain product, for few rows to many.
+INSIDE = GemmConfig(64, 128, split_k=2, convert_b=True)
+SWAPPED = (*(GemmConfig(128, tile_n, split_k=2, swap=True) for tile_n in (32, 64, 128)), GemmConfig(128, 256, swap=True))
 
 
 def unfit_reason(problem: GemmProblem, config: GemmConfig, *, gated: bool) -> str | None:
@@ -65,6 +68,8 @@ def predicted_cost(config: GemmConfig, m: int, n: int, k: int, batches: int, sms
         products += PROMOTION * k / 128
     if config.convert_b:
         products = max(products, CONVERT_STEP * k / 64)
+    if config.swap:
+        products = max(products, (FRAGMENT_STEP + FRAGMENT_COLUMN * config.tile_n) * k / 64)
     # What is multicast is read once for the cluster.
     read = (config.tile_m / config.cluster_n + config.tile_n / config.cluster_m) * 2 * k / LOAD_RATE
     overhead: float = TILE_OVERHEAD + (SPLIT_OVERHEAD if config.split_k > 1 else 0)

@@ -17,7 +17,7 @@ from cudnn.gemm_layout import Extents, GemmLayout, Rule
 from cudnn.gemm_operation import GemmOperation, Tensors
 from cudnn.gemm_scratch import Scaled
 from cudnn.tensors import Metadata
-from cudnn_gemm_dense.configs import INSIDE, candidates, choose, default_configs
+from cudnn_gemm_dense.configs import INSIDE, SWAPPED, candidates, choose, default_configs
 from cudnn_gemm_dense.scale_factors import check_scale_shape
 
 
@@ -30,12 +30,14 @@ def fitting_configs(problem: GemmProblem, footprint: Footprint) -> tuple[GemmCon
     return fitting
 
 
-def kernel_choices(problem: GemmProblem, footprint: Footprint) -> list[tuple[GemmProblem, GemmConfig]]:
-    """Kernels worth having for ``problem``: the default configurations; for bfloat16 that is contiguous along K also those that convert weights in a block-scaled format, with the problem as they see it."""
+def kernel_choices(problem: GemmProblem, footprint: Footprint, *, plain: bool = False) -> list[tuple[GemmProblem, GemmConfig]]:
+    """Kernels worth having for ``problem``: the default configurations; for bfloat16 that is contiguous along K also those that convert weights in a block-scaled format, with the problem as they see it. ``plain``: of an operation that can be swapped."""
     found = [(problem, config) for config in fitting_configs(problem, footprint)]
     if problem.b_dtype == "bfloat16" and (problem.a_major, problem.b_major) == ("k", "k"):
-        quantized = ((replace(problem, b_format=fmt.name), INSIDE) for fmt in (MXFP8, MXFP4, NVFP4))
-        found += [(seen, config) for seen, config in quantized if unfit_reason(seen, footprint, config) is None]
+        for fmt in (MXFP8, MXFP4, NVFP4):
+            quantized = replace(problem, b_format=fmt.name)
+            choices = [(quantized.swapped, config) for config in SWAPPED] if plain else [(quantized, INSIDE)]
+            found += [(seen, config) for seen, config in choices if unfit_reason(seen, footprint, config) is None]
     return found
 
 
@@ -118,7 +120,13 @@ class DenseOperation(GemmOperation):
 
     def _default_configs(self, problem: GemmProblem, options: Any) -> tuple[GemmConfig, ...]:
         configs = fitting_configs(replace(problem, b_format=None), self._footprint(options))
-        return (*configs, INSIDE) if problem.b_format is not None and self._unfit(problem, options, INSIDE) is None else configs
+        if problem.b_format is None:
+            return configs
+        swapped = tuple(config for config in SWAPPED if self._unfit(problem.swapped, options, config) is None)
+        if swapped:
+            # Behind a kernel that converts weights there is no choice for few rows.
+            return (*configs[:2], *swapped)
+        return (*configs, INSIDE) if self._unfit(problem, options, INSIDE) is None else configs
 
     def _choose(self, configs: Sequence[GemmConfig], extents: Extents) -> GemmConfig:
         problem = self._bound.given_problem  # type: ignore[union-attr]

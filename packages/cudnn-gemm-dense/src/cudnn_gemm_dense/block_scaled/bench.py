@@ -75,18 +75,20 @@ def _ours(config: Config) -> Candidate:
     )
 
 
-def _inside(name: str, kind: str) -> Candidate:
-    """Weights converted inside the kernel. For few rows: with many, each would be converted again for every 64 of them."""
-    from cudnn_gemm_dense.configs import INSIDE
+def _extents(inputs: Inputs, kind: str) -> tuple[int, int, int]:
+    (m, k), n = inputs["a"].shape, inputs[f"b-{kind}"][0].shape[0]
+    return m, n, k
 
-    return Candidate(
-        name,
-        f"cudnn gemm, {WEIGHTS[kind]}, converted inside the kernel",
-        lambda inputs: _bind(inputs, kind, config=INSIDE.as_dict()),
-        _output(kind),
-        whole=False,
-        in_place=True,
-    )
+
+def _inside(name: str, kind: str) -> Candidate:
+    """Weights converted inside the kernel, whatever the number of rows."""
+
+    def bind(inputs: Inputs) -> Call:
+        from cudnn_gemm_dense.configs import SWAPPED, choose
+
+        return _bind(inputs, kind, config=choose(SWAPPED, *_extents(inputs, kind), 1).as_dict())
+
+    return Candidate(name, f"cudnn gemm, {WEIGHTS[kind]}, converted inside the kernel", bind, _output(kind), whole=False, in_place=True)
 
 
 def _in_front(name: str, kind: str) -> Candidate:
@@ -98,9 +100,8 @@ def _in_front(name: str, kind: str) -> Candidate:
         from cudnn_gemm_dense.gemm.options import GemmOptions
         from cudnn_gemm_dense.operation import fitting_configs
 
-        (m, k), n = inputs["a"].shape, inputs[f"b-{kind}"][0].shape[0]
         configs = fitting_configs(GemmProblem("bfloat16", "bfloat16"), GemmOptions("bfloat16").footprint)
-        return _bind(inputs, kind, config=choose(configs, m, n, k, 1).as_dict())
+        return _bind(inputs, kind, config=choose(configs, *_extents(inputs, kind), 1).as_dict())
 
     return Candidate(name, f"cudnn gemm, {WEIGHTS[kind]}, converted by a kernel in front", bind, _output(kind), whole=False, in_place=True)
 

@@ -320,5 +320,6 @@ def precompile_specs() -> list[KernelSpec]:
         ]
         for (a_major, b_major), options in cases:
             problem = GemmProblem(dtype, dtype, "float32", a_major, b_major)
-            found += [gemm_spec(seen, options, config) for seen, config in kernel_choices(problem, options.footprint)]
+            for seen, config in kernel_choices(problem, options.footprint, plain=options.bias_dtype is None):
+                found.append(gemm_spec(seen, options.swapped if config.swap else options, config))
     return found

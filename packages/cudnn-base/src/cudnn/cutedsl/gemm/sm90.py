@@ -104,7 +104,6 @@ class GemmSm90(LoopInvariant):
             cluster=[self.cluster, 1, 1],
             min_blocks_per_mp=1,
             stream=stream,
-            use_pdl=True,
         )
         self.epilogue.afterwards(tensors, source.offsets(operands), stream)
 
@@ -164,9 +163,6 @@ class GemmSm90(LoopInvariant):
         sA = storage.a.get_tensor(a_layout.outer, swizzle=a_layout.inner)
         sB = storage.b.get_tensor(b_layout.outer, swizzle=b_layout.inner)
         pipeline.pipeline_init_wait(cluster_shape_mn=(self.cluster, 1))
-        # Up to here a CTA runs while the kernel in front is still at work; from here on it reads and writes what that one may have written or read.
-        cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
 
         loaded = staged if cutlass.const_expr(self.converters > 0) else sB
         if cutlass.const_expr(self.problem.a_format is not None):

@@ -64,15 +64,23 @@ def section(result: Mapping[str, Any], path: str) -> str:
     for row in rows:
         ours, ratios = row["candidates"]["ours"], row["ratios"]
         shape = " x ".join(map(str, row["shape"])) + (f" {row['dtype']}" if several else "")
-        cells = [f"{ours['us']:.1f}", f"{ours[rate]:.{2 if by_bytes else 0}f}", f"{100 * ours['floor_share']:.0f} %"] if "us" in ours else [ours["status"], "", ""]
+        cells = (
+            [f"{ours['us']:.1f}", f"{ours[rate]:.{2 if by_bytes else 0}f}", f"{100 * ours['floor_share']:.0f} %"] if "us" in ours else [ours["status"], "", ""]
+        )
         lines.append("| " + " | ".join([shape, *cells, *(f"{ratios[name]:.2f}" if ratios.get(name) else "-" for name in peers)]) + " |")
     lines += ["", "Columns of peers: how many times as long they take as ours" + (" (part: they do a part of the work)." if parts else "."), ""]
-    means = [f"{group}: " + ", ".join(f"{ratio:.2f} of {peer}" for peer, ratio in found.items()) for group, found in result["summary"].items() if found and group != "all"]
+    means = [
+        f"{group}: " + ", ".join(f"{ratio:.2f} of {peer}" for peer, ratio in found.items())
+        for group, found in result["summary"].items()
+        if found and group != "all"
+    ]
     lines += [f"- Geometric means, {'; '.join(means)}."] if means else []
     host = [f"{row['path']} {row['us']:.1f} us" for row in result["host"] if row["status"] == "ok"]
     lines += [f"- Host cost of a call: {', '.join(host)}."] if host else []
     versions = ", ".join(f"{name} {result['versions'][name]}" for name in VERSIONS if name in result["versions"])
-    lines.append(f"- {result['device']['name']}, {result['date'][:10]}, {versions}; medians of {result['method']['repeats']}, {result['method']['order']}. `{path}`.")
+    lines.append(
+        f"- {result['device']['name']}, {result['date'][:10]}, {versions}; medians of {result['method']['repeats']}, {result['method']['order']}. `{path}`."
+    )
     return "\n".join(lines) + "\n"
 
 

@@ -227,10 +227,7 @@ SWAPPED = [
 @pytest.mark.parametrize("config", SWAPPED, ids=str)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_weights_that_take_the_place_of_a(kind, config):
-    """Dᵀ = B Aᵀ, with the weights converted into registers: the same bits as with a kernel in front, for tails in every direction and more tiles than multiprocessors; repeats are the same bits.
-
-    With few rows tiles of either side begin at steps of their own, so there only what is exact in any order is compared: see below.
-    """
+    """Dᵀ = B Aᵀ, with the weights converted into registers: the same bits as with a kernel in front, for tails in every direction and more tiles than multiprocessors; repeats are the same bits."""
     split = config.get("split_k", 1)
     for m, n, k, batches, a_major, out_major, d_dtype in (
         (40, 64, 32, 1, "k", "n", torch.bfloat16),

@@ -11,12 +11,16 @@ import torch
 from cudnn.block_scale import FORMATS, FP4, ScaleLayout, format_of
 from cudnn.cutedsl.compile import KernelSpec
 from cudnn.cutedsl.dequantize import DequantizeSpec
+from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.fp4 import encode_e2m1, pack_fp4
 from cudnn.gemm_layout import Extents
 from cudnn.reference import cast, dequantize_operand
 from cudnn.testing.conformance import GemmConformance, same_bits
+from cudnn.tuning import table
+from cudnn.tuning.shipped import with_shipped
 from cudnn_gemm_dense.amax import api as amax_api
 from cudnn_gemm_dense.amax.conformance import AmaxHooks
+from cudnn_gemm_dense.configs import SWAPPED
 from cudnn_gemm_dense.conformance_scaled import QuantizedHooks, ScaledHooks, ScaledSwigluHooks
 from cudnn_gemm_dense.dsrelu import api as dsrelu_api
 from cudnn_gemm_dense.dsrelu.conformance import DsreluHooks
@@ -250,6 +254,7 @@ def test_where_weights_cannot_be_converted_in_the_kernel(log):
     convert = {"tile_m": 64, "tile_n": 128, "convert_b": True}
     for attributes, message in (
         ({"config": {**convert, "tile_m": 128}}, "config: convert_b: needs tiles of 64x128"),
+        ({"config": {**convert, "swap": True}}, "convert_b and swap: two ways to convert the same B; give one"),
         ({"config": {**convert, "cluster_n": 2}}, "clusters of 1x1"),
         ({"config": {**convert, "k_atoms": 2}}, "k_atoms 1"),
         ({"config": convert, "b_major": "n"}, "convert_b: needs an operand B with scale factors, contiguous along K"),
@@ -327,6 +332,35 @@ def test_what_the_default_rule_chooses(log):
     inputs = case("gemm", format="mxfp8", mixed=True).inputs(16, 192, 96, 1)
     gemm_api.gemm_wrapper(**inputs, bias_tensor=torch.zeros(192, dtype=torch.bfloat16))
     assert log.ran[-1][0].config.convert_b
+
+
+def test_the_tuner_tries_what_the_rule_chooses_from(log):
+    """Ways to convert weights inside the kernel among them, which the problem of the 16-bit kernels does not show; results are kept for the format."""
+    hooks = case("gemm", format="mxfp8", mixed=True)
+    inputs, outputs = hooks.inputs(48, 192, 96, 1), hooks.outputs(48, 192, 96, 1)
+    operation = hooks.build(inputs, outputs)
+    operation.compile()
+    given = {**inputs, **outputs}
+    tuned = operation._case(tuple(given[name] for name in operation._layout.names), (1.0,))
+    assert set(SWAPPED) < set(tuned.candidates) and tuned.default in SWAPPED and tuned.problem.b_format == "mxfp8"
+    swapped, front = tuned.spec(SWAPPED[0]), tuned.spec(GemmConfig(128, 64))
+    assert (swapped.problem.a_format, swapped.options.out_major) == ("mxfp8", "m") and front.problem.b_format is front.problem.a_format is None
+
+
+def test_a_shipped_result_is_precompiled_as_its_kernel_sees_the_problem(log, monkeypatch):
+    results = {"gemm": [GemmConfig(128, 192), SWAPPED[3]], "gemm_amax": [GemmConfig(128, 192), GemmConfig(64, 128, split_k=4, convert_b=True)]}
+
+    def shipped(package, op, problem, options):
+        return results[op] if (problem.b_format, problem.a_format, options.out_major) == ("mxfp8", None, "n") else []
+
+    monkeypatch.setattr(table, "shipped_configs", shipped)
+    for api in (gemm_api, amax_api):
+        listed = [spec for spec in api.precompile_specs() if "mxfp8" in (spec.problem.a_format, spec.problem.b_format)][:1]
+        *_, front, inside = with_shipped("cudnn_gemm_dense", listed)
+        assert (front.config, front.problem.a_format, front.problem.b_format, front.options.out_major) == (GemmConfig(128, 192), None, None, "n")
+        assert inside.config == results[inside.op][1]
+        assert (inside.problem.a_format, inside.problem.b_format) == (("mxfp8", None) if inside.config.swap else (None, "mxfp8"))
+        assert inside.options.out_major == ("m" if inside.config.swap else "n")
 
 
 def test_float16_activations_make_float16_weights(log):

@@ -533,7 +533,8 @@ class GemmOperation(APIBase):
             extents=(extents.m, extents.n, extents.k, extents.batches),
             default=self._choose(choices, extents),
             built=choices,
-            candidates=self._candidates(bound.kernel_problem, options, extents),  # type: ignore[union-attr]
+            # What the rule chooses from has ways that the kernel's problem alone does not show.
+            candidates=(*choices, *self._candidates(bound.kernel_problem, options, extents)),  # type: ignore[union-attr]
             package=self._package,
             tensors=tensors,
             operands=self._operands,

@@ -99,7 +99,7 @@ def candidates(
     """
 
     def cost(config: GemmConfig) -> float:
-        return predicted_cost(config, m, n, k, batches, sms)
+        return predicted_cost(config, m, n, k, batches, sms, promotes=problem.promotes)
 
     def rank(config: GemmConfig) -> tuple[float, bool, float]:
         # Equal costs: the direction of the walk matters least, and reading less is never worse.

@@ -31,7 +31,10 @@ def fitting_configs(problem: GemmProblem, footprint: Footprint) -> tuple[GemmCon
 
 
 def kernel_choices(problem: GemmProblem, footprint: Footprint, *, plain: bool = False) -> list[tuple[GemmProblem, GemmConfig]]:
-    """Kernels worth having for ``problem``: the default configurations; for bfloat16 that is contiguous along K also those that convert weights in a block-scaled format, with the problem as they see it. ``plain``: of an operation that can be swapped."""
+    """Kernels worth having for ``problem``: the default configurations; for bfloat16 that is contiguous along K also those that convert weights in a block-scaled format, with the problem as they see it. ``plain``: of an operation that can be swapped.
+
+    Rarer ones (weights beside float16 activations, FP4 with e8m0 factors for 16, activations contiguous along M) are compiled when they are first asked for.
+    """
     found = [(problem, config) for config in fitting_configs(problem, footprint)]
     if problem.b_dtype == "bfloat16" and (problem.a_major, problem.b_major) == ("k", "k"):
         for fmt in (MXFP8, MXFP4, NVFP4):

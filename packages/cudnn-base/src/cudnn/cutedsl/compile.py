@@ -90,8 +90,8 @@ class KernelSpec(CachedSpec):
         """Operation, what distinguishes the problem, and the configuration, for log lines and tables."""
         p = self.problem
         options = ",".join(str(v) for v in self.options.as_dict().values())
-        b = p.b_major if p.b_format is None else f"{p.b_major},{p.b_format}"
-        return f"{self.op} {p.a_dtype} {p.grouping} a:{p.a_major} b:{b} {p.b_parts} [{options}] {self.config}"
+        a, b = (major if fmt is None else f"{major},{fmt}" for major, fmt in ((p.a_major, p.a_format), (p.b_major, p.b_format)))
+        return f"{self.op} {p.a_dtype} {p.grouping} a:{a} b:{b} {p.b_parts} [{options}] {self.config}"
 
     @property
     def sources(self) -> Sequence[str]:

@@ -16,9 +16,14 @@ def with_shipped(package: str, specs: Iterable[Any]) -> list[Any]:
     found = dict.fromkeys(specs)
     for spec in specs:
         if isinstance(spec, KernelSpec):
-            configs = table.shipped_configs(package, spec.op, spec.problem, spec.options)
-            for config in configs:
-                # Weights that are converted in front of the kernel reach it in 16 bits.
-                problem = spec.problem if config.convert_b else replace(spec.problem, b_format=None)
-                found[replace(spec, problem=problem, config=config)] = None
+            # Results are kept for the problem as it is given; a kernel that swaps operands sees its transpose.
+            swapped = spec.problem.a_format is not None
+            problem, options = (spec.problem.swapped, spec.options.swapped) if swapped else (spec.problem, spec.options)
+            for config in table.shipped_configs(package, spec.op, problem, options):
+                if config.swap:
+                    found[replace(spec, problem=problem.swapped, options=options.swapped, config=config)] = None
+                else:
+                    # Weights that are converted in front of the kernel reach it in 16 bits.
+                    seen = problem if config.convert_b else replace(problem, b_format=None)
+                    found[replace(spec, problem=seen, options=options, config=config)] = None
     return list(found)

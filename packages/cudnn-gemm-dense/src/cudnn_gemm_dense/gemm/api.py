@@ -67,7 +67,7 @@ class Gemm(DenseOperation):
         sample_a, sample_b, sample_d: tensors or ``TensorDesc``; only their metadata is read.
         sample_bias, sample_addend: None where there is none.
         sample_sfa, sample_sfb: scale factors of MXFP8, MXFP4 or NVFP4 operands, ``sf_vec_size`` elements along K each: of both, or of B alone beside a bfloat16 or float16 A. Such operands are
-            converted into scratch memory first, 2 x rows x K x L bytes each.
+            converted in the kernel, or into scratch memory first, 2 x rows x K x L bytes each (`workspace_bytes` counts the most).
         alpha: what ``execute`` takes where it is given none.
         acc_dtype: dtype of the sums: float32 (None).
         mma_tiler_mn, cluster_shape_mn: hints without effect on results; None or two positive integers.

@@ -59,7 +59,7 @@ class GemmSrelu(SquaredReluOperation):
     Args:
         sample_a, sample_b, sample_c, sample_d, sample_prob: tensors or ``TensorDesc``; only their metadata is read.
         sample_sfa, sample_sfb: scale factors of MXFP8, MXFP4 or NVFP4 operands, ``sf_vec_size`` elements along K each: of both, or of B alone beside a bfloat16 or float16 A. Such operands are
-            converted into scratch memory first, 2 x rows x K x L bytes each.
+            converted in the kernel, or into scratch memory first, 2 x rows x K x L bytes each (`workspace_bytes` counts the most).
         sample_sfd, sample_norm_const: an fp8 D is quantised: SF = max |D| of 32 columns * (1 / limit) * norm_const, rounded up to a power of two, and D * norm_const / SF is stored. Both are needed with an
             fp8 D, which 4-bit operands do not give, and left alone with any other.
         vector_f32: a hint without effect.

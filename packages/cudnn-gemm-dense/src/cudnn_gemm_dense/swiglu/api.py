@@ -78,7 +78,7 @@ class GemmSwiglu(DenseOperation):
         mma_tiler_mn, cluster_shape_mn: hints; checked against the published values (tile 128 or 256 by a multiple of 32 up to 256; cluster (1, 1) for
             tiles of 128 rows), and without effect on results. None for the cluster takes (2, 2) or (1, 1).
         sample_sfa, sample_sfb: scale factors of MXFP8, MXFP4 or NVFP4 operands, ``sf_vec_size`` elements along K each: of both, or of B alone beside a bfloat16 or float16 A; of separate weights the
-            pair. Such operands are converted into scratch memory first, 2 x rows x K x L bytes each. C may be float32 then, and AB12 of 4-bit operands fp8 (saturating), as published.
+            pair. Such operands are converted in the kernel, or into scratch memory first, 2 x rows x K x L bytes each. C may be float32 then, and AB12 of 4-bit operands fp8 (saturating), as published.
         sample_amax: the largest magnitude of C before rounding is merged into it; with scale factors alone, and needed for 4-bit operands with a bfloat16 C.
         sample_sfc, sample_norm_const: checked, and without a use, as an fp8 C is refused.
         vector_f32, ab12_stages: hints without effect.

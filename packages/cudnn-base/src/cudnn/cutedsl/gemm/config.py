@@ -29,8 +29,8 @@ class GemmConfig:
       turns, so that what it reads stays in L2.
     - ``k_atoms``: one step along K is this many times 128 bytes. Two or more make a small tile's reads long enough for device memory to serve whole pages.
     - ``convert_b``: a B with scale factors is converted inside the kernel, by warpgroups of their own, instead of by a kernel in front: it is read once, as small as it comes. For tiles of 64x128.
-    - ``swap``: a B with scale factors takes the place of A, of whose rows and columns ``tile_m`` and ``tile_n``, ``cluster_m`` and ``cluster_n`` then speak: Dᵀ = B Aᵀ, with the weights converted inside the kernel, into registers,
-      once for ``tile_n`` rows of activations. For tiles of 128 weights.
+    - ``swap``: Dᵀ = B Aᵀ: a B with scale factors takes the place of A and is converted inside the kernel, into registers, once for ``tile_n`` rows of activations. ``tile_m`` and ``cluster_m`` then count weights, ``tile_n`` and
+      ``cluster_n`` activations, and ``raster`` "m" walks along the weights. For tiles of 128 weights.
     - ``stages``: the most stages of the operand pipeline, at least 2; what shared memory leaves after the epilogue bounds it. None sets
       no other bound.
     """
@@ -98,10 +98,10 @@ class GemmConfig:
 
     def stage_bytes(self, problem: GemmProblem) -> int:
         """Bytes of operands in one pipeline stage."""
-        bytes_ = (self.tile_m + self.tile_n) * TILE_K_BYTES * self.k_atoms
         if self.swap and problem.a_format is not None:
             # A as it comes alone, and a word of scale factors for each of its rows.
-            return self.tile_m * (TILE_K_BYTES // 2 // FORMATS[problem.a_format].packed + 4) + self.tile_n * TILE_K_BYTES
+            return self.tile_m * (TILE_K_BYTES * 8 // problem.operand_bits // FORMATS[problem.a_format].packed + 4) + self.tile_n * TILE_K_BYTES
+        bytes_ = (self.tile_m + self.tile_n) * TILE_K_BYTES * self.k_atoms
         if self.convert_b and problem.b_format is not None:
             # B as it comes, beside B as it is multiplied, and a word of scale factors for each of its rows.
             bytes_ += self.tile_n * (TILE_K_BYTES * 8 // problem.operand_bits // FORMATS[problem.b_format].packed + 4)
@@ -128,6 +128,8 @@ class GemmConfig:
             return f"cluster: found {self.cluster_m}x{self.cluster_n}, needs 1, 2 or 4 each and at most 4 CTAs together"
         if self.k_atoms not in (1, 2, 4):
             return f"k_atoms: found {self.k_atoms}, needs 1, 2 or 4"
+        if self.convert_b and self.swap:
+            return "convert_b and swap: two ways to convert the same B; give one"
         if self.convert_b != (problem.b_format is not None):
             return (
                 "convert_b: needs an operand B with scale factors, contiguous along K"

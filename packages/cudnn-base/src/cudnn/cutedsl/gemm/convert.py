@@ -6,9 +6,9 @@
 | converters (the warpgroups behind the consumers) | take turns, a step each: wait for B's bytes; widen them, multiply them with their scale factors, write them as the matrix instructions read them |
 | consumer | as ever: waits for a full stage, multiplies, releases it |
 
-A stage has room for A, for B's bytes and for B. Its *full* barrier completes when A's bytes have arrived and each warp of the converting warpgroup has said that its part of B is written and visible to the
-asynchronous proxy; one more barrier says that B's bytes have arrived. An empty stage is empty in all three: who converts is done before anybody can multiply, and release. A converting warpgroup waits for the
-bytes of every step, those of the others' too: a barrier tells only two neighbouring uses of a stage apart.
+A stage has room for A, for B's bytes and for B. Its *full* barrier completes when A's bytes have arrived and every warp of converters has passed the step, those whose turn it is with their part of B written and visible to the
+asynchronous proxy; one more barrier says that B's bytes have arrived. An empty stage is empty in all three: who converts is done before anybody can multiply, and release. That all of them pass every step keeps them within one use
+of a stage: more than two neighbouring uses a barrier does not tell apart.
 
 Scale factors come along: a row's word of four, of which a step needs two or all, so a step copies the blocked layout's 512 bytes for each 128 rows. (Read by the converting threads themselves they were waited for at every
 step, however early they were asked for: the fence between a step's writes and the matrix instructions waits for what a thread reads, too.)
@@ -178,9 +178,9 @@ class Converter(LoopInvariant):
                     self.convert(tile, step_at(tile, i), state.index)
                     # What this thread has written is visible to the matrix instructions before its warp says so.
                     cute.arch.fence_proxy("async.shared", space="cta")
-                    cute.arch.sync_warp()
-                    with cute.arch.elect_one():
-                        cute.arch.mbarrier_arrive(ab.producer_get_barrier(state))
+                cute.arch.sync_warp()
+                with cute.arch.elect_one():
+                    cute.arch.mbarrier_arrive(ab.producer_get_barrier(state))
                 state.advance()
             place = scheduler.advance(schedule, place, step)
 

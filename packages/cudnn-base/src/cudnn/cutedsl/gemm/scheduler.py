@@ -72,7 +72,7 @@ class DenseScheduler(LoopInvariant):
     runs through a strip of ``group`` cluster tiles along the raster direction before it moves one step along the other: the CTAs at work together then
     read few distinct rows of A and of B, which L2 holds. A place is the index in the list.
 
-    With few rows (``FEW_ROWS``) every cluster reads the same few lines of A: each begins with another step along K, or all would ask L2 for the same line at the same time. (With more rows that is what L2 serves best.) The
+    With few rows (``FEW_ROWS``, of the kernel's A) every cluster reads the same few lines of A: each begins with another step along K, or all would ask L2 for the same line at the same time. (With more rows that is what L2 serves best.) The
     order depends on the tile alone, so results are the same on any device.
     """
 

@@ -139,7 +139,7 @@ class GemmSm90(LoopInvariant):
         ab = pipeline.PipelineTmaAsync.create(
             barrier_storage=storage.barriers.data_ptr(),
             num_stages=self.stages,
-            producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, 1 + (WARPS if self.converters else 0)),
+            producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, 1 + WARPS * self.converters),
             consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, (config.cluster_m + config.cluster_n - 1) * readers * 4),
             tx_count=self.operands.stage_bytes(),
             cta_layout_vmnk=cute.make_layout((1, config.cluster_m, config.cluster_n, config.split_k)),

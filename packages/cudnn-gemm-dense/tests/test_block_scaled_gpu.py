@@ -188,6 +188,21 @@ def test_amax_of_a_negative_number(kind):
         inputs["a_tensor"].view(torch.uint8).bitwise_xor_(0x88 if FORMATS[kind].element == FP4 else 0x80)
 
 
+def is_what_a_kernel_in_front_gives(hooks, inside, *extents):
+    """In the configuration ``inside`` the bits are those of the hooks' own, every time; every element is written, nothing around them."""
+    inputs = hooks.inputs(*extents)
+    expected = hooks.wrapper(inputs)["d_tensor"]
+    hooks.config = inside
+    poisoned = hooks.poisoned(*extents)["d_tensor"]
+    operation = hooks.build(inputs, {"d_tensor": poisoned.tensor})
+    operation(**inputs, d_tensor=poisoned.tensor)
+    poisoned.check("d_tensor")
+    hooks.check(inputs, {"d_tensor": poisoned.tensor})
+    assert same_bits(poisoned.tensor, expected), extents
+    for _ in range(20):
+        assert same_bits(hooks.wrapper(inputs)["d_tensor"], expected), extents
+
+
 CONVERTING = [{"tile_m": 64, "tile_n": 128, "split_k": split} for split in (1, 2, 4)]
 
 
@@ -203,17 +218,7 @@ def test_weights_converted_in_the_kernel(kind, config):
         (16, 8192, 8192, 1, "k"),
     ):
         hooks = case("gemm", format=kind, mixed=True, a_major=a_major, config=config)
-        inputs = hooks.inputs(m, n, k, batches)
-        expected = hooks.wrapper(inputs)["d_tensor"]
-        hooks.config = {**config, "convert_b": True}
-        poisoned = hooks.poisoned(m, n, k, batches)["d_tensor"]
-        operation = hooks.build(inputs, {"d_tensor": poisoned.tensor})
-        operation(**inputs, d_tensor=poisoned.tensor)
-        poisoned.check("d_tensor")
-        hooks.check(inputs, {"d_tensor": poisoned.tensor})
-        assert same_bits(poisoned.tensor, expected)
-        for _ in range(20):
-            assert same_bits(hooks.wrapper(inputs)["d_tensor"], expected)
+        is_what_a_kernel_in_front_gives(hooks, {**config, "convert_b": True}, m, n, k, batches)
 
 
 SWAPPED = [
@@ -240,17 +245,7 @@ def test_weights_that_take_the_place_of_a(kind, config):
     ):
         front = {"tile_m": 64, "tile_n": 128, "split_k": split}
         hooks = case("gemm", format=kind, mixed=True, a_major=a_major, out_major=out_major, d_dtype=d_dtype, config=front)
-        inputs = hooks.inputs(m, n, k, batches)
-        expected = hooks.wrapper(inputs)["d_tensor"]
-        hooks.config = {**config, "swap": True}
-        poisoned = hooks.poisoned(m, n, k, batches)["d_tensor"]
-        operation = hooks.build(inputs, {"d_tensor": poisoned.tensor})
-        operation(**inputs, d_tensor=poisoned.tensor)
-        poisoned.check("d_tensor")
-        hooks.check(inputs, {"d_tensor": poisoned.tensor})
-        assert same_bits(poisoned.tensor, expected), (m, n, k, batches)
-        for _ in range(20):
-            assert same_bits(hooks.wrapper(inputs)["d_tensor"], expected)
+        is_what_a_kernel_in_front_gives(hooks, {**config, "swap": True}, m, n, k, batches)
 
 
 @pytest.mark.parametrize("kind", FORMATS)

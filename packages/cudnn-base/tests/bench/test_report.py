@@ -184,6 +184,26 @@ class TestCommand:
         monkeypatch.setattr(environment, "gpu_state", lambda device: {"sm_mhz": 1700})
         return cli.main(["run", "toy_double", "--device", "cpu", *arguments])
 
+    def test_a_run_that_is_cut_off_leaves_a_result_of_what_it_got_through(self, found, monkeypatch, tmp_path, capsys):
+        from cudnn.bench import run
+
+        measure = run.measure_shape
+
+        def cut_off(bench, group, shape, *arguments, **more):
+            if shape == (5, 6):
+                raise KeyboardInterrupt
+            return measure(bench, group, shape, *arguments, **more)
+
+        monkeypatch.setattr(run, "measure_shape", cut_off)
+        out = tmp_path / "out.json"
+        with pytest.raises(KeyboardInterrupt):
+            self.run_on_fakes(monkeypatch, tmp_path, ["--against", "eager", "--shapes", "large,5x6", "--json", str(out)])
+        assert not out.exists()
+        part = json.loads((tmp_path / "out.json.part").read_text())
+        assert [row["shape"] for row in part["rows"]] == [[64, 32], [32, 64]] and part["summary"]["all"]["eager"] == pytest.approx(1.5)
+        assert part["command"].startswith("python -m cudnn bench run toy_double") and part["device"]["name"] == "NVIDIA H200" and part["versions"]["torch"]
+        assert cli.main(["show", f"{out}.part"]) == 0
+
     def test_run_writes_everything(self, found, monkeypatch, tmp_path, capsys):
         pytest.importorskip("matplotlib")
         files = {kind: tmp_path / "new" / f"out.{kind}" for kind in ("json", "csv", "png")}

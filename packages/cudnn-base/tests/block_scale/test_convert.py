@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from cudnn.block_scale import FORMATS, ScaleLayout
+from cudnn.block_scale import FORMATS
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
@@ -17,46 +17,22 @@ TILE_K, STAGES = 64, 2
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(("n", "k"), [(131, 160), (70, 96), (256, 64), (300, 328)])
-def test_stages_hold_the_weights(name, n, k):
+def test_stages_hold_the_weights(make_weights, name, n, k):
     import cutlass
     import cutlass.cute as cute
     from cutlass import BFloat16, Int32, Uint32
 
-    from cudnn.cutedsl import block_scale
     from cudnn.cutedsl.gemm.config import GemmConfig
-    from cudnn.cutedsl.gemm.convert import ATOM_WORDS, RUN, Converter, QuantizedB
-    from cudnn.reference import dequantize_blocks
-    from cudnn.testing.host_kernels import run_threads
+    from cudnn.cutedsl.gemm.convert import ATOM_WORDS, Converter, QuantizedB
+    from cudnn.testing.host_kernels import fp8_to_float, run_threads
 
     fmt, batches, tile_n = FORMATS[name], 2, 128
-    layout = ScaleLayout(n, k, batches, fmt.vec)
-    raw_k, tiles, steps = TILE_K // fmt.packed, -(-n // tile_n), -(-k // TILE_K)
-    data = torch.randint(0, 256, (batches, n, k // fmt.packed), dtype=torch.uint8)
-    if fmt.packed == 1:
-        data[(data & 0x7F) >= 0x7C] = 0x31  # no NaN and infinity: their bits may differ
-    low, high = (118, 137) if fmt.scale == "float8_e8m0fnu" else (0x20, 0x60)
-    factors = torch.full((layout.entries,), 255, dtype=torch.uint8)
-    plain = torch.randint(low, high, (batches, n, layout.blocks), dtype=torch.uint8)
-    row, block, batch = torch.meshgrid(torch.arange(n), torch.arange(layout.blocks), torch.arange(batches), indexing="ij")
-    factors[layout.offset(row, block, batch)] = plain.permute(1, 2, 0)
-    elements = data if fmt.packed == 2 else data.view(getattr(torch, fmt.element))
-    expected = torch.zeros(batches, tiles * tile_n, steps * TILE_K)
-    expected[:, :n, :k] = dequantize_blocks(elements, plain.view(getattr(torch, fmt.scale)), fmt.vec)
-    expected = expected.to(torch.bfloat16).view(batches, tiles, tile_n, steps, TILE_K).permute(0, 1, 3, 2, 4).reshape(-1, tile_n, TILE_K)
-
-    # What the copy engine brings: zeros outside.
-    padded = torch.zeros(batches, tiles * tile_n, steps * raw_k, dtype=torch.uint8)
-    padded[:, :n, : k // fmt.packed] = data
-    staged = padded.view(batches, tiles, tile_n, steps, raw_k).permute(0, 1, 3, 2, 4).reshape(-1, tile_n, raw_k).contiguous()
+    tiles, steps, raw_k, staged, factors, expected = make_weights(fmt, n, k, batches, torch.bfloat16)
     found = torch.full(expected.shape, float("nan"), dtype=torch.bfloat16)
 
     class OnHost(Converter):
         def from_fp8(self, words):
-            values = cute.make_rmem_tensor((RUN,), block_scale.number(0.0, words[0]).__class__)
-            widen = block_scale.e4m3_bits if fmt.element == "float8_e4m3fn" else block_scale.e5m2_bits
-            for i in range(RUN):
-                values[i] = block_scale.as_float(widen(words[i // 4] >> 8 * (i % 4) & 255))
-            return values.load()
+            return fp8_to_float(fmt.element, words)
 
     config = GemmConfig(64, tile_n, convert_b=True)
     source = types.SimpleNamespace(format=fmt, b_dtype=BFloat16, tile_k=TILE_K, config=config)

@@ -95,18 +95,12 @@ def test_packed_elements_lie_along_k():
 
 def on_host(spec: DequantizeSpec):
     """The kernel's class, with what the hardware does in one instruction done by arithmetic."""
-    import cutlass.cute as cute
-
-    from cudnn.cutedsl import block_scale
-    from cudnn.cutedsl.dequantize_kernel import UNIT, Dequantize
+    from cudnn.cutedsl.dequantize_kernel import Dequantize
+    from cudnn.testing.host_kernels import fp8_to_float
 
     class OnHost(Dequantize):
         def from_fp8(self, words):
-            values = cute.make_rmem_tensor((UNIT,), block_scale.number(0.0, words[0]).__class__)
-            widen = block_scale.e4m3_bits if spec.element == "float8_e4m3fn" else block_scale.e5m2_bits
-            for i in range(UNIT):
-                values[i] = block_scale.as_float(widen(words[i // 4] >> 8 * (i % 4) & 255))
-            return values.load()
+            return fp8_to_float(spec.element, words)
 
     return OnHost(spec.element, spec.scale, spec.vec, spec.k_major, spec.blocked)
 

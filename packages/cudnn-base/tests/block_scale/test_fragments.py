@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from cudnn.block_scale import FORMATS, ScaleLayout
+from cudnn.block_scale import FORMATS
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
@@ -42,52 +42,26 @@ def test_positions_are_those_of_the_widest_swizzle(raw_k):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", FORMATS)
-def test_registers_hold_the_weights(name, dtype):
+def test_registers_hold_the_weights(make_weights, name, dtype):
     import cutlass
     import cutlass.cute as cute
     from cutlass import Int32, Uint32
 
-    from cudnn.cutedsl import block_scale
     from cudnn.cutedsl.gemm.convert import ATOM_WORDS, atom_at
     from cudnn.cutedsl.gemm.fragments import HELD, Fragments
     from cudnn.datatypes import cutlass_dtype
-    from cudnn.reference import dequantize_blocks
-    from cudnn.testing.host_kernels import run_threads
+    from cudnn.testing.host_kernels import fp8_to_float, run_threads
 
     fmt, batches, n, k = FORMATS[name], 2, 300, 328
-    layout = ScaleLayout(n, k, batches, fmt.vec)
-    raw_k, tiles, steps = TILE_K // fmt.packed, -(-n // TILE_M), -(-k // TILE_K)
-    data = torch.randint(0, 256, (batches, n, k // fmt.packed), dtype=torch.uint8)
-    if fmt.packed == 1:
-        data[(data & 0x7F) >= 0x7C] = 0x31  # no NaN and infinity: their bits may differ
-    low, high = (118, 137) if fmt.scale == "float8_e8m0fnu" else (0x20, 0x60)
-    if dtype == "float16":
-        low, high = (124, 127) if fmt.scale == "float8_e8m0fnu" else (0x20, 0x38)
-    factors = torch.full((layout.entries,), 255, dtype=torch.uint8)
-    plain = torch.randint(low, high, (batches, n, layout.blocks), dtype=torch.uint8)
-    row, block, batch = torch.meshgrid(torch.arange(n), torch.arange(layout.blocks), torch.arange(batches), indexing="ij")
-    factors[layout.offset(row, block, batch)] = plain.permute(1, 2, 0)
-    elements = data if fmt.packed == 2 else data.view(getattr(torch, fmt.element))
-    expected = torch.zeros(batches, tiles * TILE_M, steps * TILE_K)
-    expected[:, :n, :k] = dequantize_blocks(elements, plain.view(getattr(torch, fmt.scale)), fmt.vec)
-    expected = expected.to(getattr(torch, dtype)).view(batches, tiles, TILE_M, steps, TILE_K).permute(0, 1, 3, 2, 4).reshape(-1, TILE_M, TILE_K)
-
-    # What the copy engine brings: zeros outside.
-    padded = torch.zeros(batches, tiles * TILE_M, steps * raw_k, dtype=torch.uint8)
-    padded[:, :n, : k // fmt.packed] = data
+    tiles, steps, raw_k, staged, factors, expected = make_weights(fmt, n, k, batches, getattr(torch, dtype))
     stages = torch.randint(0, 256, (expected.shape[0], STAGES * TILE_M * raw_k), dtype=torch.uint8)
-    stages[:, positions(raw_k)] = padded.view(batches, tiles, TILE_M, steps, raw_k).permute(0, 1, 3, 2, 4).reshape(-1, TILE_M, raw_k)
+    stages[:, positions(raw_k)] = staged
     # Of a warpgroup's m64k16 operand thread t has, of rows 16 (t / 32) + t / 4 mod 8 and the one eight below, the pairs 2 (t mod 4) and 8 further along K.
     found = torch.full((expected.shape[0] * 256 * TILE_K // 16 * HELD,), float("nan"), dtype=getattr(torch, dtype))
 
     class OnHost(Fragments):
         def from_fp8(self, words):
-            count = 4 * cute.size(words)
-            values = cute.make_rmem_tensor((count,), block_scale.number(0.0, words[0]).__class__)
-            widen = block_scale.e4m3_bits if fmt.element == "float8_e4m3fn" else block_scale.e5m2_bits
-            for i in range(count):
-                values[i] = block_scale.as_float(widen(words[i // 4] >> 8 * (i % 4) & 255))
-            return values.load()
+            return fp8_to_float(fmt.element, words)
 
     config = types.SimpleNamespace(tile_m=TILE_M)
     source = types.SimpleNamespace(format=fmt, a_dtype=cutlass_dtype(dtype), tile_k=TILE_K, raw_k=raw_k, config=config, stages=STAGES)

@@ -127,7 +127,7 @@ class DenseOperation(GemmOperation):
             return configs
         swapped = tuple(config for config in SWAPPED if self._unfit(problem.swapped, options, config) is None)
         if swapped:
-            # Behind a kernel that converts weights there is no choice for few rows.
+            # With few rows no weights are converted in front: of the kernels behind that only those for many are needed.
             return (*configs[:2], *swapped)
         return (*configs, INSIDE) if self._unfit(problem, options, INSIDE) is None else configs
 

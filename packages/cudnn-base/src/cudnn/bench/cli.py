@@ -152,7 +152,24 @@ def measure(
     device = arguments.device
     timer = timing.CudaTimer(device)
     candidates, left_out = run.choose(bench, against, configs)
-    rates, rows = {}, []
+    rates: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+    about_device, versions, source = environment.describe_device(device), environment.versions(), environment.source_revision()
+
+    def result(host: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+        return run.result(
+            bench,
+            rows,
+            host,
+            device=about_device,
+            versions=versions,
+            rates=rates,
+            repeats=arguments.repeats,
+            left_out=left_out,
+            command=arguments.command_line,
+            source=source,
+            seed=arguments.seed,
+        )
 
     def say(text: str) -> None:
         if sys.stderr.isatty():
@@ -177,36 +194,23 @@ def measure(
                 say=say,
             )
             rows.append(row)
-            _save_part(bench, rows, rates, arguments)
+            _save_part(result(), arguments)
     host: list[dict[str, Any]] = []
     if bench.host_paths and not arguments.no_host:
         say("host cost")
         host = run.measure_host(bench.host_paths, bench.inputs(bench.host_shape, dtypes[0], device, run._generator(device, arguments.seed)), timer)
     say("")
-    result = run.result(
-        bench,
-        rows,
-        host,
-        device=environment.describe_device(device),
-        versions=environment.versions(),
-        rates=rates,
-        repeats=arguments.repeats,
-        left_out=left_out,
-        command=arguments.command_line,
-        source=environment.source_revision(),
-        seed=arguments.seed,
-    )
-    faults = run.wrong(rows)
+    whole = result(host)
     if arguments.merge and os.path.exists(arguments.json):
-        result = run.merge(_load(arguments.json), result)
-    return result, faults
+        whole = run.merge(_load(arguments.json), whole)
+    return whole, run.wrong(rows)
 
 
-def _save_part(bench: spec.Benchmark, rows: Sequence[Mapping[str, Any]], rates: Mapping[str, Any], arguments: argparse.Namespace) -> None:
-    # A long run that is cut off keeps the rows it has: they go beside the result, which is written whole at the end.
+def _save_part(result: Mapping[str, Any], arguments: argparse.Namespace) -> None:
+    # A long run that is cut off keeps what it has, a result of fewer rows: it goes beside the result, which is written at the end.
     if arguments.json:
         with open(f"{arguments.json}.part", "w") as file:
-            json.dump({"op": bench.op, "rates": rates, "rows": rows}, file)
+            json.dump(result, file, indent=1)
 
 
 def _load(path: str) -> dict[str, Any]:

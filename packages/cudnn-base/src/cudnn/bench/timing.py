@@ -184,6 +184,8 @@ def _matmul(extent: int, dtype: str, device: Any) -> Callable[[], Any]:
 
     a, b = (torch.randn(extent, extent, device=device).to(getattr(torch, dtype)) for _ in range(2))
     if a.dtype.itemsize == 1:
-        one = torch.ones((), device=device)
-        return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=False)
+        from cudnn.bench.dense import cublaslt_fp8
+
+        multiply: Callable[[], Any] = cublaslt_fp8("d").bind({"a": a, "b": b})
+        return multiply
     return lambda: torch.matmul(a, b.t())

@@ -61,6 +61,20 @@ def run_threads(work: Callable[..., None], tensors: Sequence[Any], blocks: int, 
     function(arguments, Int32(blocks))
 
 
+def fp8_to_float(element: str, words: Any) -> Any:
+    """Words of ``element`` (e4m3 or e5m2), four in each, as a vector of float32: by arithmetic, what a GPU has an instruction for."""
+    import cutlass.cute as cute
+
+    from cudnn.cutedsl import block_scale
+
+    count = 4 * cute.size(words)
+    values = cute.make_rmem_tensor((count,), block_scale.number(0.0, words[0]).__class__)
+    widen = block_scale.e4m3_bits if element == "float8_e4m3fn" else block_scale.e5m2_bits
+    for i in range(count):
+        values[i] = block_scale.as_float(widen(words[i // 4] >> 8 * (i % 4) & 255))
+    return values.load()
+
+
 def _prmt(low: Any, high: Any, selector: Any) -> Any:
     """As PTX has it, without its sign mode: nibble i of the selector says which of the eight bytes becomes byte i."""
     from cutlass import Uint32, Uint64

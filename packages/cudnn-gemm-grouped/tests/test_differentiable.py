@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -625,6 +626,28 @@ def test_second_derivatives_are_refused(device):
     (first,) = torch.autograd.grad(CASES["moe_mlp"].function(*inputs, **told).sum(), inputs[:1], create_graph=True)
     with pytest.raises(RuntimeError):
         first.sum().backward()
+
+
+class Stopped(torch.autograd.Function):
+    """Has no gradient, which is not one of zeros."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+@DEVICES
+@pytest.mark.parametrize("operator", [False, True])
+def test_no_gradient_counts_as_zeros(device, operator):
+    inputs, told = CASES["moe_mlp"].make(5, device)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) if operator else contextlib.nullcontext():
+        out = CASES["moe_mlp"].function(*inputs, **told)
+    for grad in torch.autograd.grad(Stopped.apply(out).sum(), inputs):
+        assert not grad.any()
 
 
 @DEVICES

@@ -23,6 +23,7 @@ from cudnn.reference import join_gate_up, rows, split_gate_up
 from cudnn.reference.grouped import GluScalars, gated_backward, grouped_gemm, grouped_gemm_dglu, grouped_gemm_glu, grouped_wgrad, tensor_at
 from cudnn.testing.numeric import relative_error
 from cudnn_gemm_grouped.moe import api as moe_api
+from cudnn_gemm_grouped.moe import layer as moe_layer
 from cudnn_gemm_grouped.moe import products as moe_products
 from cudnn_gemm_grouped.moe import rows as moe_rows
 from cudnn_gemm_grouped.moe.layer import moe_mlp, swiglu_moe
@@ -260,8 +261,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
     for calls in (moe_products._LINEAR, moe_products._GATED, moe_products._GRADIENT, moe_products._WEIGHT):
-        monkeypatch.setattr(calls, "_plans", Memo(64))
-        monkeypatch.setattr(calls, "_objects", Memo(64))
+        for remembered in ("_plans", "_objects", "_made", "_kinds"):
+            monkeypatch.setattr(calls, remembered, Memo(64))
     for cached in (moe_rows._kernel, moe_products._pair_gradient_kernel):
         cached.cache_clear()
     # Where the way of CUDA tensors begins.
@@ -273,7 +274,14 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 def both(device: Device, monkeypatch: pytest.MonkeyPatch, function: Any, inputs: list[torch.Tensor], grad: torch.Tensor | None = None) -> tuple[Any, Any]:
-    """Result and gradients through the kernels, and through the reference."""
+    """Result and gradients through the kernels, and through the reference. Through the kernels it is now and then a call like an earlier one."""
+
+    def run(given: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        nonlocal grad
+        out = function(*given)
+        grad = torch.randn_like(out) if grad is None else grad
+        return out.detach(), *torch.autograd.grad(out, [t for t in given if t.requires_grad], grad)
+
     results = []
     for through in (True, False):
         with monkeypatch.context() as patch:
@@ -285,9 +293,9 @@ def both(device: Device, monkeypatch: pytest.MonkeyPatch, function: Any, inputs:
                 for calls in (moe_products._LINEAR, moe_products._GATED, moe_products._GRADIENT, moe_products._WEIGHT):
                     patch.setattr(calls, "_plans", Memo(64))
                     patch.setattr(calls, "_objects", Memo(64))
-            out = function(*inputs)
-            grad = torch.randn_like(out) if grad is None else grad
-            results.append((out.detach(), *torch.autograd.grad(out, [t for t in inputs if t.requires_grad], grad)))
+            if through and torch.rand(()) < 0.5:
+                run([torch.rand_like(t).requires_grad_(t.requires_grad) for t in inputs])
+            results.append(run(inputs))
     return tuple(results)
 
 
@@ -485,3 +493,137 @@ def test_weights_that_start_between_16_bytes_are_copied():
     assert major == "k" and given.data_ptr() % 16 == 0 and torch.equal(given, w) and w.data_ptr() % 16
     (one, other), major = moe_products.common_weights((w, flat[: 3 * 16 * 24].view(3, 24, 16).transpose(1, 2)))
     assert major == "k" and not (one.data_ptr() | other.data_ptr()) % 16 and one.is_contiguous() and other.is_contiguous()
+
+
+# Calls like earlier ones: what is left out of them, and what is noticed all the same.
+
+PREPARATIONS = ("_prepared_linear", "_prepared_gated", "_prepared_gradient", "_prepared_weight")
+
+
+@pytest.fixture
+def prepared(device, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the products that were looked at from the beginning."""
+    found: list[str] = []
+    for name in PREPARATIONS:
+        original = getattr(moe_products, name)
+
+        def prepare(*arguments: Any, name: str = name, original: Any = original) -> Any:
+            found.append(name)
+            return original(*arguments)
+
+        monkeypatch.setattr(moe_products, name, prepare)
+    return found
+
+
+def step(transposed: bool = False, separate: bool = False, tokens: int = 30, **options: Any) -> tuple[torch.Tensor, ...]:
+    def weight(features: int, inputs: int) -> torch.Tensor:
+        return randn(E, *((inputs, features) if transposed else (features, inputs)), scale=inputs**-0.5)
+
+    gate_up = (weight(I, H), weight(I, H)) if separate else weight(2 * I, H)
+    x, down, p = randn(tokens, H), weight(H, I), (torch.rand(tokens, K) + 0.5).requires_grad_()
+    given = {"glu_layout": "separate"} if separate else {}
+    out = moe_mlp(x, gate_up, down, top_k_index=choices(tokens), top_k_weights=p, transposed=transposed, **given, **options)
+    return torch.autograd.grad(out, (x, down, p), torch.randn_like(out))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("separate", [False, True])
+def test_a_third_step_prepares_nothing(prepared, transposed, separate):
+    step(transposed, separate)
+    step(transposed, separate)
+    assert set(prepared) == set(PREPARATIONS)
+    prepared.clear()
+    step(transposed, separate)
+    assert prepared == []
+    # Sums in a fixed order have scratch memory: that product alone is looked at.
+    step(transposed, separate, deterministic=True)
+    assert set(prepared) == {"_prepared_gradient"}
+
+
+def test_addresses_are_looked_at_in_every_call(device, prepared):
+    """Tensors that start between 16 bytes are copied, whatever was there before."""
+    w = randn(E, I, H, scale=H**-0.5).detach()
+    for start in (0, 0, 0, 3, 0):
+        x = torch.empty(40 * H + 8, dtype=BF)[start:][: 40 * H].view(40, H).copy_(torch.randn(40, H))
+        last = min(int(ends()[-1]), 40)
+        bounds = ends().clamp(max=last)
+        found = moe_products.linear(x, w, bounds)
+        assert torch.equal(found[:last], grouped_gemm(x, w, bounds, None, None)[1][:last].to(BF))
+    assert len(prepared) == 3
+
+
+def test_one_tensor_in_two_places_is_none_to_go_by(device, prepared):
+    """Which of two is which is told by address: where they are one, the next two are not taken for it."""
+    bounds = ends()
+    for same in (True, True, False, False, True, False):
+        left = torch.randn(70, H).to(BF)
+        right = left if same else torch.randn(70, H).to(BF)
+        assert torch.equal(moe_products.weight_gradient(left, right, bounds), grouped_wgrad(left.t(), right, bounds).to(BF))
+
+
+def test_other_numbers_of_tokens_need_no_other_operation(device, monkeypatch):
+    built: list[str] = []
+    for calls in (moe_products._LINEAR, moe_products._GATED, moe_products._GRADIENT, moe_products._WEIGHT):
+        monkeypatch.setattr(calls, "_build", lambda *given, build=calls._build, name=calls.name: built.append(name) or build(*given))
+    for tokens in (30, 31, 7, 2):
+        step(tokens=tokens)
+        assert built and tokens == 30 or not built
+        built.clear()
+    w = randn(E, I, H, scale=H**-0.5).detach()
+    for count in (70, 33, 1, 2, 0, 71, 1):
+        x, grad, bounds = torch.randn(count, H).to(BF), torch.randn(count, I).to(BF), ends().clamp(max=count)
+        last = int(bounds[-1])
+        assert torch.equal(moe_products.linear(x, w, bounds)[:last], grouped_gemm(x, w, bounds, None, None)[1][:last].to(BF))
+        assert torch.equal(moe_products.weight_gradient(grad, x, bounds), grouped_wgrad(grad.t(), x, bounds).to(BF))
+
+
+def test_another_table_of_launches_is_noticed(prepared):
+    """After tuning an operation has one."""
+    step()
+    step()
+    for op in moe_products._GATED._objects.values():
+        op._launches, op._known = Memo(4), Memo(4)
+    prepared.clear()
+    step()
+    step()
+    assert set(prepared) == {"_prepared_gated"}
+    prepared.clear()
+    step()
+    assert prepared == []
+
+
+def test_checks_are_remembered_by_all_that_they_look_at(device):
+    """What differs from an accepted call in one thing that is checked is refused as ever."""
+    x, gate_up, down = randn(30, H), randn(E, 2 * I, H), randn(E, H, I)
+    chosen, p = choices(30), torch.rand(30, K)
+    given: dict[str, Any] = {"x": x, "gate_up": gate_up, "down": down, "top_k_index": chosen, "top_k_weights": p}
+
+    def call(**changes: Any) -> torch.Tensor:
+        return moe_mlp(**{**given, **changes})
+
+    for _ in range(2):
+        call()
+        for changes, error, words in (
+            ({"x": x.half()}, TypeError, "gate_up is torch.bfloat16 while x is torch.float16"),
+            ({"x": x[:, :8]}, ValueError, "x has shape"),
+            ({"x": x[:7]}, ValueError, "top_k_index has shape"),
+            ({"x": None}, TypeError, "x is a NoneType"),
+            ({"down": down.transpose(1, 2)}, ValueError, "down has shape"),
+            ({"transposed": True}, ValueError, "gate_up"),
+            ({"gate_up": (gate_up,)}, ValueError, "gate_up is 1 tensors"),
+            ({"top_k_index": chosen.float()}, TypeError, "top_k_index is torch.float32"),
+            ({"top_k_index": chosen.tolist()}, TypeError, "top_k_index is a list"),
+            ({"top_k_weights": p.int()}, TypeError, "top_k_weights is torch.int32"),
+            ({"top_k_weights": p[:, :1]}, ValueError, "top_k_weights has shape"),
+            ({"prob": p}, ValueError, "found prob"),
+            ({"offsets": ends()}, ValueError, "both"),
+            ({"down_bias": randn(E, I)}, ValueError, "down_bias has shape"),
+            ({"act_func": "relu"}, ValueError, "act_func is 'relu'"),
+            ({"glu_clamp_max": -9.0}, ValueError, "needs them in order"),
+            ({"glu_clamp_max": "7"}, ValueError, "glu_clamp_max"),
+            ({"glu_layout": "sideways"}, ValueError, "glu_layout is 'sideways'"),
+            ({"down": down.to("meta")}, ValueError, "down is on meta while x is on cpu"),
+        ):
+            with pytest.raises(error, match=words):
+                call(**changes)
+    assert len(moe_layer._CHECKED) >= 1

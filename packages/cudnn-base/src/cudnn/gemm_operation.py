@@ -88,6 +88,18 @@ def pack(names: Sequence[str], tensors: Sequence[Any]) -> dict[str, Any]:
     return result
 
 
+def unpack(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of ``pack``: a pair ``x`` becomes ``x[0]`` and ``x[1]``."""
+    result: dict[str, Any] = {}
+    for name, t in arguments.items():
+        if isinstance(t, (tuple, list)):
+            for i, one in enumerate(t):
+                result[f"{name}[{i}]"] = one
+        else:
+            result[name] = t
+    return result
+
+
 def sample_metadata(op: str, name: str, t: Any) -> Metadata:
     """Metadata of a tensor or description; ValueError that names it for anything else, a jax.Array included."""
     if t is None or is_jax_array(t):
@@ -350,14 +362,22 @@ class GemmOperation(APIBase):
                 return
         self._run_checked(known, tensors, scalars, stream, workspace)
 
+    def _scalars_of_calls(self) -> Callable[[Mapping[str, Any]], Scalars]:
+        """What makes the kernel's scalars of those of ``execute`` by name."""
+        constants = self._constant_scalars
+        return lambda scalars: (*scalars.values(), *constants)
+
     def repeated(self, arguments: Mapping[str, Any]) -> Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], bool] | None:
         """A function of (inputs, outputs, scalars) by name that launches on the current stream for tensors like ``arguments`` in all but address, and says whether it did.
 
-        None where a call needs more than that: a pair of operands, checks of values, no kernel.
+        None where a call needs more than that: checks of values, no kernel.
         """
         import torch
 
         names, count = self._layout.names, self._operands
+        pairs = any(name.endswith("]") for name in names)
+        if pairs:
+            arguments = unpack(arguments)
         if self.selected_backend != "sm90" or not self._repeats or not all(name in arguments for name in names):
             return None
         tensors = tuple(arguments[name] for name in names)
@@ -365,10 +385,12 @@ class GemmOperation(APIBase):
         if launch is None or launch.kernel is None:
             return None
         direct = self._takes_as_given and not launch.scratch_bytes
-        kernel, clusters, device, launches, constants = launch.kernel, launch.clusters, tensors[0].get_device(), self._launches, self._constant_scalars
+        kernel, clusters, device, launches, values = launch.kernel, launch.clusters, tensors[0].get_device(), self._launches, self._scalars_of_calls()
         current_device, current_stream, address_of = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream, torch.Tensor.data_ptr
 
         def repeat(inputs: Mapping[str, Any], outputs: Mapping[str, Any], scalars: Mapping[str, Any]) -> bool:
+            if pairs:
+                inputs = unpack(inputs)
             tensors = tuple([inputs[name] if name in inputs else outputs[name] for name in names])
             addresses = 0
             for address in map(address_of, tensors):
@@ -377,9 +399,9 @@ class GemmOperation(APIBase):
             if addresses & 15 or state.active is not None or device != current_device() or self._launches is not launches:
                 return False
             if direct:
-                kernel(tensors[:count], tensors[count:], (*scalars.values(), *constants), clusters, current_stream(device))
+                kernel(tensors[:count], tensors[count:], values(scalars), clusters, current_stream(device))
             else:
-                self._launch(launch, tensors, (*scalars.values(), *constants), current_stream(device), None, None)
+                self._launch(launch, tensors, values(scalars), current_stream(device), None, None)
             return True
 
         return repeat

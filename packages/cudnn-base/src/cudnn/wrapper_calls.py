@@ -45,7 +45,7 @@ def describe(output: Output, name: str, device: Any) -> TensorDesc:
     return TensorDesc(output.dtype, shape, stride, order, device, name=name)
 
 
-class _Plan:
+class Plan:
     """What a wrapper's call comes to. ``repeat`` launches it on the current stream without looking at anything again; None until a first call has been through the checks.
 
     ``launches``: the table of launches that it was taken from; the operation has another one after tuning.
@@ -103,13 +103,7 @@ class WrapperCalls:
         if torch.compiler.is_compiling() or (type(a) is not torch.Tensor and type(a) is not torch.nn.Parameter):
             return self._traced(tensors, scalars, options, stream)
         try:
-            key = (
-                *[
-                    None if t is None else (t.shape, t.stride(), t.dtype, t.get_device()) if type(t) is torch.Tensor else _tensor_key(t)
-                    for t in tensors.values()
-                ],
-                *options.values(),
-            )
+            key = self.key(tensors, options)
             plan = self._plans.get(key)
         except (AttributeError, RuntimeError, TypeError):
             key = plan = None  # no strided torch tensors, or an option given as a list or dict
@@ -141,6 +135,16 @@ class WrapperCalls:
         record_streams(made.values(), None)
         return made
 
+    @staticmethod
+    def key(tensors: Arguments, options: Arguments) -> tuple[Any, ...]:
+        """What calls that come to the same have in common. AttributeError, RuntimeError or TypeError for what is no strided tensor of torch."""
+        import torch
+
+        return (
+            *[None if t is None else (t.shape, t.stride(), t.dtype, t.get_device()) if type(t) is torch.Tensor else _tensor_key(t) for t in tensors.values()],
+            *options.values(),
+        )
+
     def shared(self, op: GemmOperation) -> GemmOperation:
         """Check ``op`` and return the compiled object for its dtypes, majors and configuration: an earlier one, or itself. Hints and extents have been checked then, and change nothing."""
         op.check_support()
@@ -148,7 +152,7 @@ class WrapperCalls:
         op.compile()
         return op
 
-    def _plan(self, tensors: Arguments, options: Arguments) -> _Plan:
+    def _plan(self, tensors: Arguments, options: Arguments) -> Plan:
         checks.require_tensors(
             self.wrapper.__name__,
             [(name, one) for name, t in tensors.items() if t is not None or name in self.operands for one in (t if isinstance(t, (tuple, list)) else (t,))],
@@ -156,7 +160,7 @@ class WrapperCalls:
         outputs = self.outputs(tensors, options)
         device = tensors[self.operands[0]].device
         op = self.shared(self._build(tensors, {name: describe(output, name, device) for name, output in outputs.items()}, options))
-        return _Plan(op, tuple(outputs.items()))
+        return Plan(op, tuple(outputs.items()))
 
     # Under torch.compile and on fake tensors.
 

@@ -52,6 +52,15 @@ class Scratch(NamedTuple):
         return prod(self.shape) * itemsize_bits(self.dtype) // 8
 
 
+class KernelCall(NamedTuple):
+    """A kernel and what it is given, but for scalars and stream."""
+
+    kernel: Callable[..., None]
+    operands: Tensors
+    others: Tensors
+    clusters: int
+
+
 class GroupedOperation(GemmOperation):
     """A GEMM of groups whose ends, int32 (E,), only the device knows. See ``GemmOperation``."""
 
@@ -115,11 +124,20 @@ class GroupedOperation(GemmOperation):
         """What the kernel takes for the run-time scalars of ``execute``."""
         return (0.0,)
 
-    def repeated(self, arguments: Mapping[str, Any]) -> Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], bool] | None:
-        repeat = super().repeated(arguments)
-        if repeat is None:
+    def _scalars_of_calls(self) -> Callable[[Mapping[str, Any]], Scalars]:
+        return self._kernel_scalars
+
+    def kernel_call(self, tensors: Mapping[str, Any]) -> KernelCall | None:
+        """What runs for tensors by name that a call has been made with. None where that is more than a kernel on tensors that are views of them: scratch memory, checks of values, no kernel."""
+        names = self._layout.names
+        if self.selected_backend != "sm90" or self._validates or not all(name in tensors for name in names):
             return None
-        return lambda inputs, outputs, scalars: repeat(inputs, outputs, dict(enumerate(self._kernel_scalars(scalars))))  # type: ignore[arg-type]
+        given = tuple(tensors[name] for name in names)
+        launch = self._launches.get(tuple([(t.shape, t.stride(), t.dtype, t.get_device()) for t in given]))
+        if launch is None or launch.kernel is None or launch.scratch_bytes:
+            return None
+        operands, others = self._arrange(given, (), launch.extents)  # type: ignore[arg-type]
+        return KernelCall(launch.kernel, operands, others, launch.clusters)
 
     def _call_traced(self, tensors: Tensors, scalars: Scalars) -> None:
         self._calls().execute_traced(self, pack(self._layout.names, tensors), scalars)
@@ -133,6 +151,11 @@ class GroupedOperation(GemmOperation):
 
     @property
     def _takes_as_given(self) -> bool:
+        return not self._validates
+
+    @property
+    def _repeats(self) -> bool:
+        # What is looked at in another order is no more than ``_launch`` does.
         return not self._validates
 
     def _scratch_bytes(self, config: GemmConfig, extents: Extents) -> int:

@@ -76,16 +76,21 @@ def check_bias(op: str, name: str, bias: Tensor | None, experts: int, features: 
     check_device(op, name, bias, x)
 
 
-def row_factors(op: str, name: str, factor: Any, shape: Sequence[Any], axes: str, x: Tensor) -> Tensor | None:
-    """Factors of rows in float32, through which gradients flow; None stays. TypeError or ValueError for what does not fit."""
+def check_factors(op: str, name: str, factor: Any, shape: Sequence[Any], axes: str, x: Tensor) -> None:
+    """Factors of rows, or None. TypeError or ValueError for anything else."""
     if factor is None:
-        return None
+        return
     check_tensor(op, name, factor)
     if not factor.is_floating_point():
         raise TypeError(f"{op}: {name} is {factor.dtype}, needs a floating-point dtype; the kernels read torch.float32")
     check_shape(op, name, factor, shape, axes, ", one for each row")
     check_device(op, name, factor, x)
-    return factor.float().contiguous()
+
+
+def row_factors(op: str, name: str, factor: Any, shape: Sequence[Any], axes: str, x: Tensor) -> Tensor | None:
+    """Factors of rows in float32, through which gradients flow; None stays. Errors as ``check_factors``."""
+    check_factors(op, name, factor, shape, axes, x)
+    return None if factor is None else factor.float().contiguous()
 
 
 def check_activation(op: str, act_func: Any, scalars: Sequence[Any]) -> list[float]:

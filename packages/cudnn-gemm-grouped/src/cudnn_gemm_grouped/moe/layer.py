@@ -9,23 +9,25 @@ import torch
 from torch import Tensor
 
 from cudnn.determinism import resolve
+from cudnn.memo import Memo
 from cudnn.reference.grouped import GluScalars, group_of_rows
 from cudnn.torch_autocast import cast_inputs, needs_grad
+from cudnn.torch_direct import DirectOperator
 from cudnn_gemm_grouped.moe.checks import (
     DEFAULT_SCALARS,
     check_activation,
     check_bias,
     check_device,
     check_ends,
+    check_factors,
     check_layout,
     check_operands,
     check_shape,
     check_tensor,
-    row_factors,
 )
 from cudnn_gemm_grouped.moe.ops import check_gate_up, input_gradient, named_weights
 from cudnn_gemm_grouped.moe.products import Form, as_rows, check_features, column_sums, gated_linear, gated_linear_gradient, halves, linear, weight_gradient
-from cudnn_gemm_grouped.moe.routing import moe_route, of_choices, pair_factors
+from cudnn_gemm_grouped.moe.routing import moe_route, pair_factors, route
 from cudnn_gemm_grouped.moe.rows import gather_rows, sum_rows, zero_tail
 
 __all__ = ["moe_mlp", "swiglu_moe"]
@@ -93,13 +95,69 @@ def moe_mlp(
         TypeError: a tensor of another dtype, or no tensor.
         ValueError: devices, ranks or shapes do not fit; H or I is no multiple of 8; another layout or activation; E is not from 1 to 1024; both or neither of ``top_k_index`` and ``offsets``.
     """
-    op = "moe_mlp"
-    weights = named_weights(op, "gate_up", gate_up, glu_layout)
+    weights = named_weights("moe_mlp", "gate_up", gate_up, glu_layout)
     for name, t in (("x", x), ("down", down)):
-        check_tensor(op, name, t)
-    x, *given = cast_inputs(x.device.type, x, *(t for _, t in weights), down)
+        check_tensor("moe_mlp", name, t)
+    x, *given = cast_inputs(x.device.type, x, *[t for _, t in weights], down)
     weights = [(name, t) for (name, _), t in zip(weights, given[:-1], strict=True)]
     down = given[-1]
+    activation = (act_func, (linear_offset, geglu_alpha, glu_clamp_max, glu_clamp_min))
+    rest = (gate_up_bias, down_bias, top_k_index, top_k_weights, offsets, prob)
+    key = _key((x, *given, *rest), glu_layout, transposed)
+    experts = None if key is None else _CHECKED.get(key)
+    seen = experts is not None
+    if not seen:
+        experts = _check(x, weights, down, *rest, activation, glu_layout, transposed)
+    # Of what is checked only the numbers are not in the key: they are looked at anyway.
+    scalars = check_activation("moe_mlp", *activation)
+    if offsets is not None:
+        ends, token, pair, position = offsets.to(torch.int32).contiguous(), None, None, None
+        factors = None if prob is None else prob.float().contiguous()
+    else:
+        choices = top_k_index.reshape(-1, top_k_index.shape[-1])
+        token, pair, position, ends = (route if seen else moe_route)(choices, experts)
+        factors = None if top_k_weights is None else top_k_weights.float().contiguous().view(choices.shape)
+    if key is not None and not seen:
+        _CHECKED.keep(key, experts)
+    tensors = (*given[:-1], *([] if len(given) == 3 else [None]), down, gate_up_bias, down_bias, factors)
+    first = needs_grad(x, *given[:-1], gate_up_bias, factors)
+    keep = (first, not first and needs_grad(down))
+    form = (act_func, scalars, glu_layout, bool(transposed), resolve(deterministic))
+    return _DIRECT(x, *tensors, ends, token, pair, position, *form, *keep)
+
+
+# What calls that have passed all checks were given, and their number of experts.
+_CHECKED: Memo = Memo(1024)
+
+
+def _key(tensors: tuple[Any, ...], glu_layout: Any, transposed: Any) -> tuple[Any, ...] | None:
+    """What the checks of a call look at. None where it is traced, or nothing to be remembered."""
+    if torch.compiler.is_compiling():
+        return None
+    try:
+        key = (*[None if t is None else (t.shape, t.dtype, t.device) for t in tensors], glu_layout, transposed)
+        hash(key)
+    except (AttributeError, TypeError):
+        return None  # no tensors, or extents that are symbols
+    return key
+
+
+def _check(
+    x: Tensor,
+    weights: Sequence[tuple[str, Tensor]],
+    down: Tensor,
+    gate_up_bias: Any,
+    down_bias: Any,
+    top_k_index: Any,
+    top_k_weights: Any,
+    offsets: Any,
+    prob: Any,
+    activation: tuple[Any, tuple[Any, ...]],
+    glu_layout: Any,
+    transposed: Any,
+) -> int:
+    """The number of experts. TypeError or ValueError for what `moe_mlp` does not take."""
+    op = "moe_mlp"
     check_operands(op, x, [*weights, ("down", down)])
     views = [(name, t.transpose(1, 2) if transposed and t.dim() == 3 else t) for name, t in weights]
     experts, features, hidden = check_gate_up(op, views, "(E, H, 2 I)" if transposed else "(E, 2 I, H)")
@@ -111,7 +169,7 @@ def moe_mlp(
         raise ValueError(f"{op}: x has shape {tuple(x.shape)}, needs (..., H) with H = {hidden} of {weights[0][0]}")
     check_bias(op, "gate_up_bias", gate_up_bias, experts, features, x)
     check_bias(op, "down_bias", down_bias, experts, hidden, x)
-    scalars = check_activation(op, act_func, (linear_offset, geglu_alpha, glu_clamp_max, glu_clamp_min))
+    check_activation(op, *activation)
     if (top_k_index is None) == (offsets is None):
         raise ValueError(
             f"{op}: found {'neither' if offsets is None else 'both'} of top_k_index and offsets, needs one: top_k_index for tokens in their own order, offsets for rows sorted by expert"
@@ -121,25 +179,17 @@ def moe_mlp(
             raise ValueError(
                 f"{op}: found x of shape {tuple(x.shape)}{'' if top_k_weights is None else ' and top_k_weights'} with offsets, needs (S, H), and prob for factors of rows"
             )
-        ends, token, pair, position = check_ends(op, "offsets", offsets, experts, x), None, None, None
-        factors = row_factors(op, "prob", prob, (x.shape[0],), "(S,)", x)
-    else:
-        if prob is not None:
-            raise ValueError(f"{op}: found prob with top_k_index, needs top_k_weights")
-        check_tensor(op, "top_k_index", top_k_index)
-        check_device(op, "top_k_index", top_k_index, x)
-        if top_k_index.dim() != x.dim() or any(a != b for a, b in zip(top_k_index.shape[:-1], x.shape[:-1], strict=True)):
-            raise ValueError(f"{op}: top_k_index has shape {tuple(top_k_index.shape)}, needs (..., k) with the leading axes {tuple(x.shape[:-1])} of x")
-        factors = row_factors(op, "top_k_weights", top_k_weights, top_k_index.shape, "(..., k)", x)
-        choices = top_k_index.reshape(-1, top_k_index.shape[-1])
-        token, pair, position, ends = moe_route(choices, experts)
-        factors = None if factors is None else factors.view(choices.shape)
-    tensors = (*given[:-1], *([] if len(given) == 3 else [None]), down, gate_up_bias, down_bias, factors)
-    first = needs_grad(x, *given[:-1], gate_up_bias, factors)
-    keep = (first, not first and needs_grad(down))
-    form = (act_func, scalars, glu_layout, bool(transposed), resolve(deterministic))
-    out, _, _ = experts_mlp(x, *tensors, ends, token, pair, position, *form, *keep)
-    return out
+        check_ends(op, "offsets", offsets, experts, x)
+        check_factors(op, "prob", prob, (x.shape[0],), "(S,)", x)
+        return experts
+    if prob is not None:
+        raise ValueError(f"{op}: found prob with top_k_index, needs top_k_weights")
+    check_tensor(op, "top_k_index", top_k_index)
+    check_device(op, "top_k_index", top_k_index, x)
+    if top_k_index.dim() != x.dim() or any(a != b for a, b in zip(top_k_index.shape[:-1], x.shape[:-1], strict=True)):
+        raise ValueError(f"{op}: top_k_index has shape {tuple(top_k_index.shape)}, needs (..., k) with the leading axes {tuple(x.shape[:-1])} of x")
+    check_factors(op, "top_k_weights", top_k_weights, top_k_index.shape, "(..., k)", x)
+    return experts
 
 
 def swiglu_moe(routed_x: Tensor, Wg: Tensor, Wu: Tensor, Wd: Tensor, first_token_offset: Tensor) -> Tensor:  # noqa: N803
@@ -177,7 +227,7 @@ def swiglu_moe(routed_x: Tensor, Wg: Tensor, Wu: Tensor, Wd: Tensor, first_token
     first = needs_grad(routed_x, Wg, Wu)
     form = ("swiglu", list(DEFAULT_SCALARS), "separate", False, False)
     nothing = (None, None, None)
-    out, _, _ = experts_mlp(routed_x[0], Wg, Wu, Wd, *nothing, ends, *nothing, *form, first, not first and needs_grad(Wd))
+    out = _DIRECT(routed_x[0], Wg, Wu, Wd, *nothing, ends, *nothing, *form, first, not first and needs_grad(Wd))
     return out.unsqueeze(0)
 
 
@@ -194,8 +244,7 @@ def boundaries(op: str, offsets: Any, experts: int, x: Tensor) -> Tensor:
 
 
 # torch.library reads these annotations, so they are spelled as it knows them.
-@torch.library.custom_op("cudnn::moe_mlp", mutates_args=())
-def experts_mlp(
+def _mlp(
     x: Tensor,
     gate_up: Tensor,
     up: Optional[Tensor],  # noqa: UP045
@@ -216,7 +265,7 @@ def experts_mlp(
     keep_activated: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(out of x's shape (..., H), pre-activation (S, 2 I), activations (S, I)), the last two nothing (0,) where not kept. Without ``position`` the rows of x (S, H) are sorted; ``factors`` are those of choices (T, k), or of rows."""
-    rows = x if token is None else gather_rows(x.reshape(-1, x.shape[-1]), token)[0]
+    rows = x if token is None else gather_rows(_rows(x), token)[0]
     prob = pair_factors(factors, pair)
     weights = [as_features(w, transposed) for w in (gate_up, up) if w is not None]
     form = Form(activation, GluScalars(*scalars), glu_layout)
@@ -225,6 +274,9 @@ def experts_mlp(
     y = linear(activated, as_features(down, transposed), ends, bias=down_bias, prob=prob)
     out = zero_tail(y, ends) if position is None else sum_rows(y, position.view(-1), x.shape)
     return out, x.new_empty(0) if pre is None else pre, activated if keep_activated else x.new_empty(0)
+
+
+experts_mlp = torch.library.custom_op("cudnn::moe_mlp", _mlp, mutates_args=())
 
 
 @experts_mlp.register_fake
@@ -254,13 +306,17 @@ def _(
     return x.new_empty(x.shape), pre, x.new_empty(rows, inner) if keep_activated else x.new_empty(0)
 
 
+def _rows(x: Tensor) -> Tensor:
+    """(rows, H) of (..., H)."""
+    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+
+
 def as_features(w: Tensor, transposed: bool) -> Tensor:
     """Stored weights as (E, features, inputs)."""
     return w.transpose(1, 2) if transposed else w
 
 
-@torch.library.custom_op("cudnn::moe_mlp_backward", mutates_args=())
-def experts_mlp_backward(
+def _mlp_backward(
     grad: Tensor,
     x: Optional[Tensor],  # noqa: UP045
     gate_up: Optional[Tensor],  # noqa: UP045
@@ -309,7 +365,7 @@ def experts_mlp_backward(
     del d_y, activated
     d_weights: list[Tensor] = []
     if need_gate or need_up:
-        rows = x if token is None else gather_rows(x.reshape(-1, x.shape[-1]), token)[0]
+        rows = x if token is None else gather_rows(_rows(x), token)[0]
         parts = (d_pre,) if glu_layout != "separate" else halves(d_pre)
         d_weights = [weight_as_stored(part, rows, ends, transposed) for part, need in zip(parts, (need_gate, need_up), strict=False) if need]
         del rows
@@ -319,7 +375,8 @@ def experts_mlp_backward(
         d_x = zero_tail(d_rows, ends) if position is None else sum_rows(d_rows, position.view(-1), grad.shape)
     d_factors = None
     if need_factors:
-        d_factors = dprob if position is None else of_choices(dprob, position)
+        # Rows of no expert are the last, and their sums 0: -1 takes one where there are choices of none.
+        d_factors = dprob if position is None else torch.take(dprob, position.long())
     return [t for t in (d_x, *d_weights, d_down, d_gate_bias, d_down_bias, d_factors) if t is not None]
 
 
@@ -327,7 +384,7 @@ def _gradient_of_rows(grad: Tensor, token: Tensor | None, down_bias: Tensor | No
     """(the gradient of the experts' outputs, a row for each; its products with the rows of ``down_bias``, (S,), None without one)."""
     if token is None and down_bias is None:
         return as_rows(grad), None
-    grad = grad.reshape(-1, grad.shape[-1])
+    grad = _rows(grad)
     if down_bias is None:
         return gather_rows(grad, token)[0], None
     rows = grad.shape[0] if token is None else token.shape[0]
@@ -338,6 +395,9 @@ def _gradient_of_rows(grad: Tensor, token: Tensor | None, down_bias: Tensor | No
 def weight_as_stored(features: Tensor, inputs: Tensor, ends: Tensor, transposed: bool) -> Tensor:
     """The gradient of a weight as it is stored, from that of its features (S, n) and its inputs (S, k)."""
     return weight_gradient(inputs, features, ends) if transposed else weight_gradient(features, inputs, ends)
+
+
+experts_mlp_backward = torch.library.custom_op("cudnn::moe_mlp_backward", _mlp_backward, mutates_args=())
 
 
 @experts_mlp_backward.register_fake
@@ -405,11 +465,16 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.form = activation, scalars, glu_layout, transposed, deterministic
     ctx.bias_dtypes = [None if bias is None else bias.dtype for bias in (gate_up_bias, down_bias)]
     ctx.mark_non_differentiable(pre, activated)
+    # Else zeros of the pre-activation's size are made for the gradient that it does not have.
+    ctx.set_materialize_grads(False)
+    ctx.out_like = {"size": x.shape, "dtype": x.dtype, "device": x.device}
 
 
-def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
     needs = list(ctx.needs_input_grad[:7])
-    made = iter(experts_mlp_backward(grad, *ctx.saved_tensors, *ctx.form, needs))
+    if grad is None:
+        grad = torch.zeros(**ctx.out_like)
+    made = iter(_DIRECT_BACKWARD(grad, *ctx.saved_tensors, *ctx.form, needs))
     found = [next(made) if need else None for need in needs]
     for i, dtype in zip((4, 5), ctx.bias_dtypes, strict=True):
         found[i] = None if found[i] is None else found[i].to(dtype)
@@ -417,3 +482,5 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
 
 
 experts_mlp.register_autograd(_backward, setup_context=_setup_context)
+_DIRECT = DirectOperator(experts_mlp, _mlp, 11, _setup_context, _backward, kept=True)
+_DIRECT_BACKWARD = DirectOperator(experts_mlp_backward, _mlp_backward, 13)

@@ -10,6 +10,7 @@ from torch import Tensor
 from cudnn.grouped.checks import MAX_EXPERTS
 from cudnn.reference.grouped import grouped_matmul, grouped_wgrad
 from cudnn.torch_autocast import cast_inputs
+from cudnn.torch_direct import DirectOperator
 from cudnn_gemm_grouped.moe.checks import DTYPES, check_device, check_shape, check_tensor
 from cudnn_gemm_grouped.moe.ops import fake_like_weight, like_weight, n_major
 from cudnn_gemm_grouped.moe.products import as_weights, check_features, linear, weight_gradient
@@ -60,7 +61,7 @@ def moe_grouped_matmul(
     for name, t in (("token", token), ("weight", weight), ("first_token_offset", first_token_offset)):
         check_tensor(OP, name, t)
     token, weight = cast_inputs(token.device.type, token, weight)
-    return expert_matmul(token, weight, first_token_offset, token_index, token_ks, mode, top_k)
+    return _MATMUL(token, weight, first_token_offset, token_index, token_ks, mode, top_k)
 
 
 def _check(token: Tensor, weight: Tensor, offsets: Tensor, index: Tensor | None, ks: Tensor | None, mode: str) -> None:
@@ -151,8 +152,7 @@ def _targets(index: Tensor, ks: Tensor, top_k: int, ends: Tensor) -> Tensor:
 
 
 # torch.library reads these annotations, so they are spelled as it knows them.
-@torch.library.custom_op("cudnn::moe_grouped_matmul", mutates_args=())
-def expert_matmul(
+def _matmul(
     token: Tensor,
     weight: Tensor,
     first_token_offset: Tensor,
@@ -175,14 +175,16 @@ def expert_matmul(
     return y.unsqueeze(0)
 
 
+expert_matmul = torch.library.custom_op("cudnn::moe_grouped_matmul", _matmul, mutates_args=())
+
+
 @expert_matmul.register_fake
 def _(token, weight, first_token_offset, token_index=None, token_ks=None, mode="none", top_k=1):
     rows = token_index.shape[1] if mode == "gather" else token.shape[1]
     return token.new_empty(1, rows, weight.shape[2])
 
 
-@torch.library.custom_op("cudnn::moe_grouped_matmul_backward", mutates_args=())
-def expert_matmul_backward(
+def _matmul_backward(
     grad: Tensor,
     token: Optional[Tensor],  # noqa: UP045
     weight: Tensor,
@@ -220,6 +222,9 @@ def _summed(rows: Tensor, index: Tensor, tokens: int) -> Tensor:
     return sum_rows(rows, order.to(torch.int32), (tokens, rows.shape[1]), first=torch.searchsorted(ordered, bounds, out_int32=True))
 
 
+expert_matmul_backward = torch.library.custom_op("cudnn::moe_grouped_matmul_backward", _matmul_backward, mutates_args=())
+
+
 @expert_matmul_backward.register_fake
 def _(grad, token, weight, first_token_offset, token_index, token_ks, mode, top_k, tokens, need_token, need_weight):
     found = [grad.new_empty(1, tokens, weight.shape[1])] if need_token else []
@@ -235,9 +240,11 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     need_token, need_weight = ctx.needs_input_grad[:2]
-    found = iter(expert_matmul_backward(grad, *ctx.saved_tensors, ctx.mode, ctx.top_k, ctx.tokens, need_token, need_weight))
+    found = iter(_MATMUL_GRADIENTS(grad, *ctx.saved_tensors, ctx.mode, ctx.top_k, ctx.tokens, need_token, need_weight))
     d_token, d_weight = (next(found) if need else None for need in (need_token, need_weight))
     return d_token, d_weight, None, None, None, None, None
 
 
 expert_matmul.register_autograd(_backward, setup_context=_setup_context)
+_MATMUL = DirectOperator(expert_matmul, _matmul, 5, _setup_context, _backward)
+_MATMUL_GRADIENTS = DirectOperator(expert_matmul_backward, _matmul_backward, 6)

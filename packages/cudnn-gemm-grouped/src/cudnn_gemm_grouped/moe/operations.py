@@ -188,6 +188,10 @@ class GatedLinearGradient(DgluRows):
     def _check_activation(self) -> None:
         """Here an activation goes with everything."""
 
+    def repeated(self, arguments: Mapping[str, Any]) -> Any:
+        # Memory of its own is what the activation has here: it is an output that the call allocates.
+        return RowsOperation.repeated(self, arguments)
+
     def execute(
         self,
         a_tensor: Any,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cudnn.reference.grouped import GluScalars
 from cudnn.torch_autocast import cast_inputs, needs_grad
+from cudnn.torch_direct import DirectOperator
 from cudnn_gemm_grouped.moe.checks import (
     DEFAULT_SCALARS,
     check_activation,
@@ -64,7 +65,7 @@ def grouped_gemm(x: Tensor, w: Tensor, offsets: Tensor, *, bias: Tensor | None =
     check_features(op, "x", "features", k)
     check_features(op, "w", "rows", n)
     check_bias(op, "bias", bias, experts, n, x)
-    return grouped_linear(x, w, check_ends(op, "offsets", offsets, experts, x), bias)
+    return _LINEAR(x, w, check_ends(op, "offsets", offsets, experts, x), bias)
 
 
 def grouped_gemm_glu(
@@ -124,8 +125,7 @@ def grouped_gemm_glu(
     prob = row_factors(op, "prob", prob, (x.shape[0],), "(T,)", x)
     ends = check_ends(op, "offsets", offsets, experts, x)
     keep = needs_grad(x, *given, prob, bias)
-    out, _ = grouped_linear_glu(x, given[0], given[1] if len(given) == 2 else None, ends, prob, bias, act_func, scalars, glu_layout, keep)
-    return out
+    return _GLU(x, given[0], given[1] if len(given) == 2 else None, ends, prob, bias, act_func, scalars, glu_layout, keep)
 
 
 def named_weights(op: str, name: str, w: Any, glu_layout: Any) -> list[tuple[str, Any]]:
@@ -166,10 +166,12 @@ def n_major(w: Tensor) -> bool:
 
 
 # torch.library reads these annotations, so they are spelled as it knows them.
-@torch.library.custom_op("cudnn::grouped_linear", mutates_args=())
-def grouped_linear(x: Tensor, w: Tensor, ends: Tensor, bias: Optional[Tensor]) -> Tensor:  # noqa: UP045
+def _linear(x: Tensor, w: Tensor, ends: Tensor, bias: Optional[Tensor]) -> Tensor:  # noqa: UP045
     """x w[e]ᵀ + bias[e], zeros in rows of no group."""
     return zero_tail(linear(x, w, ends, bias=bias), ends)
+
+
+grouped_linear = torch.library.custom_op("cudnn::grouped_linear", _linear, mutates_args=())
 
 
 @grouped_linear.register_fake
@@ -177,8 +179,7 @@ def _(x, w, ends, bias):
     return x.new_empty(x.shape[0], w.shape[1])
 
 
-@torch.library.custom_op("cudnn::grouped_linear_backward", mutates_args=())
-def grouped_linear_backward(grad: Tensor, x: Optional[Tensor], w: Tensor, ends: Tensor, needs: Sequence[bool]) -> list[Tensor]:  # noqa: UP045
+def _linear_backward(grad: Tensor, x: Optional[Tensor], w: Tensor, ends: Tensor, needs: Sequence[bool]) -> list[Tensor]:  # noqa: UP045
     """Gradients of x, w and bias (in float32), those that ``needs`` names."""
     need_x, need_w, need_bias = needs
     found = []
@@ -189,6 +190,9 @@ def grouped_linear_backward(grad: Tensor, x: Optional[Tensor], w: Tensor, ends: 
     if need_bias:
         found.append(column_sums(grad, ends).contiguous())
     return found
+
+
+grouped_linear_backward = torch.library.custom_op("cudnn::grouped_linear_backward", _linear_backward, mutates_args=())
 
 
 @grouped_linear_backward.register_fake
@@ -214,16 +218,17 @@ def _setup_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward_linear(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     x, w, ends = ctx.saved_tensors
     needs = [ctx.needs_input_grad[i] for i in (0, 1, 3)]
-    found = iter(grouped_linear_backward(grad, x, w, ends, needs))
+    found = iter(_LINEAR_GRADIENTS(grad, x, w, ends, needs))
     d_x, d_w, d_bias = (next(found) if need else None for need in needs)
     return d_x, d_w, None, None if d_bias is None else d_bias.to(ctx.bias_dtype)
 
 
 grouped_linear.register_autograd(_backward_linear, setup_context=_setup_linear)
+_LINEAR = DirectOperator(grouped_linear, _linear, 4, _setup_linear, _backward_linear)
+_LINEAR_GRADIENTS = DirectOperator(grouped_linear_backward, _linear_backward, 4)
 
 
-@torch.library.custom_op("cudnn::grouped_linear_glu", mutates_args=())
-def grouped_linear_glu(
+def _linear_glu(
     x: Tensor,
     w: Tensor,
     up: Optional[Tensor],  # noqa: UP045
@@ -241,14 +246,16 @@ def grouped_linear_glu(
     return zero_tail(out, ends), x.new_empty(0) if pre is None else pre
 
 
+grouped_linear_glu = torch.library.custom_op("cudnn::grouped_linear_glu", _linear_glu, mutates_args=())
+
+
 @grouped_linear_glu.register_fake
 def _(x, w, up, ends, prob, bias, activation, scalars, glu_layout, keep):
     n = w.shape[1] * (1 if up is None else 2)
     return x.new_empty(x.shape[0], n // 2), x.new_empty(x.shape[0], n) if keep else x.new_empty(0)
 
 
-@torch.library.custom_op("cudnn::grouped_linear_glu_backward", mutates_args=())
-def grouped_linear_glu_backward(
+def _linear_glu_backward(
     grad: Tensor,
     x: Optional[Tensor],  # noqa: UP045
     w: Tensor,
@@ -286,6 +293,9 @@ def input_gradient(d_pre: Tensor, w: Tensor, up: Tensor | None, ends: Tensor) ->
     return linear(d_up, up, ends, addend=linear(d_gate, w, ends))
 
 
+grouped_linear_glu_backward = torch.library.custom_op("cudnn::grouped_linear_glu_backward", _linear_glu_backward, mutates_args=())
+
+
 @grouped_linear_glu_backward.register_fake
 def _(grad, x, w, up, ends, prob, pre, activation, scalars, glu_layout, needs):
     need_x, need_w, need_up, need_prob, need_bias = needs
@@ -307,13 +317,20 @@ def _setup_glu(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor])
     ctx.form = activation, scalars, glu_layout
     ctx.bias_dtype = None if bias is None else bias.dtype
     ctx.mark_non_differentiable(output[1])
+    # Else zeros of the pre-activation's size are made for the gradient that it does not have.
+    ctx.set_materialize_grads(False)
+    ctx.out_like = {"size": output[0].shape, "dtype": x.dtype, "device": x.device}
 
 
-def _backward_glu(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+def _backward_glu(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    if grad is None:
+        grad = torch.zeros(**ctx.out_like)
     needs = [ctx.needs_input_grad[i] for i in (0, 1, 2, 4, 5)]
-    found = iter(grouped_linear_glu_backward(grad, *ctx.saved_tensors, *ctx.form, needs))
+    found = iter(_GLU_GRADIENTS(grad, *ctx.saved_tensors, *ctx.form, needs))
     d_x, d_w, d_up, d_prob, d_bias = (next(found) if need else None for need in needs)
     return d_x, d_w, d_up, None, d_prob, None if d_bias is None else d_bias.to(ctx.bias_dtype), None, None, None, None
 
 
 grouped_linear_glu.register_autograd(_backward_glu, setup_context=_setup_glu)
+_GLU = DirectOperator(grouped_linear_glu, _linear_glu, 6, _setup_glu, _backward_glu, kept=True)
+_GLU_GRADIENTS = DirectOperator(grouped_linear_glu_backward, _linear_glu_backward, 7)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudnn.datatypes import dtype_name
 from cudnn.reference.grouped import GluScalars, gated_backward
 from cudnn.streams import launch_handle
-from cudnn.wrapper_calls import Arguments, Output, WrapperCalls
+from cudnn.wrapper_calls import Arguments, Output
+from cudnn_gemm_grouped.moe.calls import ProductCalls
 from cudnn_gemm_grouped.moe.operations import GatedLinear, GatedLinearGradient, Linear, TokenGradient
 
 if TYPE_CHECKING:
@@ -34,6 +35,18 @@ def pre_layout(glu_layout: str) -> str:
 def on_gpu(t: torch.Tensor) -> bool:
     """Whether the kernels that are no products compute, instead of plain torch; products decide for themselves."""
     return t.is_cuda
+
+
+def launch(t: torch.Tensor, kernel: Callable[..., None], *arguments: Any) -> None:
+    """``kernel(*arguments, stream)`` on the device of ``t`` and torch's current stream there."""
+    import torch
+
+    device = t.get_device()
+    if device == torch._C._cuda_getDevice():
+        kernel(*arguments, torch._C._cuda_getCurrentRawStream(device))
+    else:
+        with torch.cuda.device(device):
+            kernel(*arguments, launch_handle(None, "torch", device))
 
 
 def as_rows(t: torch.Tensor) -> torch.Tensor:
@@ -81,12 +94,18 @@ def linear(
 
     ``addend`` is written over, and is the result. ``pointers``: instead of ``w`` the addresses (E,) of matrices, N, and their major.
     """
+    addresses, *by_address = (w, None, None) if pointers is None else pointers
+    made = _LINEAR.made((x, addresses, ends, bias, None if bias is None else prob, addend), tuple(by_address), None, _prepared_linear)
+    return addend if addend is not None else made["d_tensor"]
+
+
+def _prepared_linear(x: Any, w: Any, ends: Any, bias: Any, prob: Any, addend: Any, n: int | None, b_major: str | None) -> tuple[Arguments, Arguments]:
     tensors: dict[str, Any] = {"a_tensor": as_rows(x), "padded_offsets": ends}
-    if pointers is None:
+    if n is None:
         tensors["b_tensor"], b_major = as_weights(w)
         options: dict[str, Any] = {"b_major": b_major}
     else:
-        tensors["b_ptrs"], n, b_major = pointers
+        tensors["b_ptrs"] = w
         options = {"b_major": b_major, "n": n}
     if bias is not None:
         tensors["bias_tensor"] = bias.contiguous().t()
@@ -94,8 +113,7 @@ def linear(
             tensors["prob_tensor"] = prob
     if addend is not None:
         tensors["addend_tensor"] = addend
-    made = _made(_LINEAR, tensors, {}, options)
-    return addend if addend is not None else made["d_tensor"]
+    return tensors, options
 
 
 def gated_linear(
@@ -109,15 +127,19 @@ def gated_linear(
     keep: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(prob[m] · act(gate, up) (M, I), and where ``keep`` the pre-activation (M, 2 I)) of x (M, K) and one weight (E, 2 I, K) or the pair (gate, up) of (E, I, K). Rows of no group hold anything."""
-    b, b_major = common_weights(weights)
+    gate, up = weights if len(weights) == 2 else (weights[0], None)
+    made = _GATED.made((x, gate, up, ends, bias, prob), (form.activation, form.glu_layout, keep), form.scalars, _prepared_gated)
+    return made["d_tensor"], made.get("c_tensor")
+
+
+def _prepared_gated(x: Any, gate: Any, up: Any, ends: Any, bias: Any, prob: Any, activation: str, glu_layout: str, keep: bool) -> tuple[Arguments, Arguments]:
+    b, b_major = common_weights((gate,) if up is None else (gate, up))
     tensors: dict[str, Any] = {"a_tensor": as_rows(x), "b_tensor": b if len(b) == 2 else b[0], "padded_offsets": ends}
     if prob is not None:
         tensors["prob_tensor"] = prob
     if bias is not None:
         tensors["bias_tensor"] = bias.contiguous().t()
-    options = {"b_major": b_major, "activation": form.activation, "glu_layout": form.glu_layout, "keep": keep}
-    made = _made(_GATED, tensors, form.scalars._asdict(), options)
-    return made["d_tensor"], made.get("c_tensor")
+    return tensors, {"b_major": b_major, "activation": activation, "glu_layout": glu_layout, "keep": keep}
 
 
 class Gradients(NamedTuple):
@@ -142,27 +164,30 @@ def gated_linear_gradient(
     deterministic: bool,
 ) -> Gradients:
     """From grad (M, H), the gradient of a layer's output, and its second weight ``down`` (E, H, I): what comes before both. ``dprob`` (M,) float32 is added to. Rows of no group hold anything, in dprob what they did."""
+    options = (form.activation, pre_layout(form.glu_layout), bias, activated, deterministic)
+    given = (grad, down, pre, ends, prob, None if prob is None else dprob)
+    made = _GRADIENT.made(given, options, form.scalars, _prepared_gradient)
+    return Gradients(made["d_row_tensor"], made["dbias_tensor"].squeeze(-1) if bias else None, made.get("activation_tensor"))
+
+
+def _prepared_gradient(
+    grad: Any, down: Any, pre: Any, ends: Any, prob: Any, dprob: Any, activation: str, glu_layout: str, bias: bool, activated: bool, deterministic: bool
+) -> tuple[Arguments, Arguments]:
     b, b_major = as_weights(down.transpose(1, 2))
     tensors: dict[str, Any] = {"a_tensor": as_rows(grad), "b_tensor": b, "c_tensor": pre, "padded_offsets": ends}
     if prob is not None:
         tensors["prob_tensor"], tensors["dprob_tensor"] = prob, dprob
-    options = {
-        "b_major": b_major,
-        "activation": form.activation,
-        "glu_layout": pre_layout(form.glu_layout),
-        "bias": bias,
-        "activated": activated,
-        "deterministic": deterministic,
-    }
-    made = _made(_GRADIENT, tensors, form.scalars._asdict(), options)
-    return Gradients(made["d_row_tensor"], made["dbias_tensor"].squeeze(-1) if bias else None, made.get("activation_tensor"))
+    form = {"activation": activation, "glu_layout": glu_layout}
+    return tensors, {"b_major": b_major, **form, "bias": bias, "activated": activated, "deterministic": deterministic}
 
 
 def weight_gradient(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """W[e] = left[group e]ᵀ right[group e], (E, m, n) in ``dtype`` or theirs: left (M, m), right (M, n). Zeros for groups of no rows."""
-    left, right = as_rows(left), as_rows(right)
-    tensors = {"a_tensor": left.t(), "b_tensor": right, "offsets_tensor": ends}
-    return _made(_WEIGHT, tensors, {}, {"dtype": left.dtype if dtype is None else dtype})["wgrad_tensor"]
+    return _WEIGHT.made((left, right, ends), (left.dtype if dtype is None else dtype,), None, _prepared_weight)["wgrad_tensor"]
+
+
+def _prepared_weight(left: Any, right: Any, ends: Any, dtype: Any) -> tuple[Arguments, Arguments]:
+    return {"a_tensor": as_rows(left).t(), "b_tensor": as_rows(right), "offsets_tensor": ends}, {"dtype": dtype}
 
 
 def column_sums(x: torch.Tensor, ends: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor:
@@ -196,8 +221,7 @@ def pair_gradient(pre: torch.Tensor, grad: torch.Tensor, ends: torch.Tensor, pro
             kernel = _pair_gradient_kernel(dtype_name(pre.dtype), activation, glu_layout, prob is not None)
             more = () if prob is None else (prob, dprob, ends)
             values = (1.0, *(scalars if activation == "geglu" else ()))
-            with torch.cuda.device(pre.device):
-                kernel((pre, as_rows(grad), out, *more), values, launch_handle(None, "torch", pre.device))
+            launch(pre, kernel, (pre, as_rows(grad), out, *more), values)
         return out, dprob
     from cudnn.reference import join_gate_up, split_gate_up
 
@@ -224,11 +248,6 @@ def check_features(op: str, name: str, what: str, features: Any) -> None:
 
 
 # What the products are called through: objects are kept for later calls of the same dtypes and layouts.
-
-
-def _made(calls: WrapperCalls, tensors: Arguments, scalars: Arguments, options: Arguments) -> dict[str, Any]:
-    # Two calls with tensors alike under other names are not alike.
-    return calls(tensors, scalars, {**options, "given": tuple(tensors)}, None)
 
 
 def _rows_of(w: Any, b_major: str) -> Any:
@@ -302,7 +321,10 @@ def _no_operators() -> tuple[Any, Any]:
     raise TypeError("these products work below torch's operators, on tensors with memory")
 
 
-_LINEAR = WrapperCalls("moe_linear", linear, Linear, _linear_outputs, _linear_build, _no_operators)
-_GATED = WrapperCalls("moe_gated_linear", gated_linear, GatedLinear, _gated_outputs, _gated_build, _no_operators)
-_GRADIENT = WrapperCalls("moe_gated_linear_gradient", gated_linear_gradient, GatedLinearGradient, _gradient_outputs, _gradient_build, _no_operators)
-_WEIGHT = WrapperCalls("moe_weight_gradient", weight_gradient, TokenGradient, _weight_outputs, _weight_build, _no_operators)
+_ROWS = dict.fromkeys(("a_tensor", "c_tensor", "prob_tensor", "dprob_tensor", "addend_tensor"), 0)
+_LINEAR = ProductCalls("moe_linear", linear, Linear, _linear_outputs, _linear_build, _no_operators, rows=_ROWS)
+_GATED = ProductCalls("moe_gated_linear", gated_linear, GatedLinear, _gated_outputs, _gated_build, _no_operators, rows=_ROWS)
+_GRADIENT = ProductCalls("moe_gated_linear_gradient", gated_linear_gradient, GatedLinearGradient, _gradient_outputs, _gradient_build, _no_operators, rows=_ROWS)
+_WEIGHT = ProductCalls(
+    "moe_weight_gradient", weight_gradient, TokenGradient, _weight_outputs, _weight_build, _no_operators, rows={"a_tensor": 1, "b_tensor": 0}
+)

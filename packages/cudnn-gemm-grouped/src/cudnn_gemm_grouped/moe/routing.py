@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cudnn import checks
 from cudnn.grouped.checks import MAX_EXPERTS
+from cudnn.torch_direct import DirectOperator
 from cudnn_gemm_grouped.moe.checks import DTYPES, INTEGERS, check_device, check_shape, check_tensor, row_factors
 from cudnn_gemm_grouped.moe.products import check_features
 from cudnn_gemm_grouped.moe.rows import gather_rows, sum_rows
@@ -57,17 +58,21 @@ def moe_route(top_k_index: Tensor, num_experts: int) -> Routing:
     experts = num_experts if isinstance(num_experts, int) else checks.as_integer("num_experts", num_experts)
     if not 1 <= experts <= MAX_EXPERTS:
         raise ValueError(f"moe_route: num_experts is {experts}, needs 1 to {MAX_EXPERTS}")
-    count = top_k_index.shape[1]
-    # Keys of 16 bits are sorted in two passes where 64 bits take eight.
-    keys = top_k_index.reshape(-1).clamp(-1, experts).remainder(experts + 1).to(torch.int16)
-    ordered, order = torch.sort(keys, stable=True)
-    ends = torch.searchsorted(ordered, torch.arange(experts, dtype=torch.int16, device=keys.device), right=True, out_int32=True)
+    return route(top_k_index, experts)
+
+
+def route(index: Tensor, experts: int) -> Routing:
+    """As `moe_route`, without checks."""
+    # Keys of 16 bits are sorted in two passes where 64 bits take eight. What is written over is new: each operator of torch costs the host some microseconds, and those that allocate cost more.
+    keys = index.reshape(-1).clamp(-1, experts).to(torch.int16)
+    ordered, order = torch.sort(keys.remainder_(experts + 1), stable=True)
+    ends = torch.searchsorted(ordered, torch.arange(experts, dtype=torch.int16, device=index.device), right=True, out_int32=True)
+    nobody = ordered >= experts
     pair = order.to(torch.int32)
-    rows = torch.arange(keys.shape[0], dtype=torch.int32, device=keys.device)
-    taken = ordered < experts
-    position = torch.empty_like(pair).scatter(0, order, torch.where(taken, rows, -1))
-    token = torch.where(taken, pair // max(count, 1), -1)
-    return Routing(token, pair, position.view(top_k_index.shape), ends)
+    token = torch.div(pair, max(index.shape[1], 1), rounding_mode="floor").masked_fill_(nobody, -1)
+    rows = torch.arange(pair.shape[0], dtype=torch.int32, device=index.device).masked_fill_(nobody, -1)
+    position = torch.empty_like(pair).scatter_(0, order, rows)
+    return Routing(token, pair, position.view(index.shape), ends)
 
 
 def moe_gather(x: Tensor, routing: Routing) -> Tensor:
@@ -89,7 +94,7 @@ def moe_gather(x: Tensor, routing: Routing) -> Tensor:
     _check_rows("moe_gather", "x", x)
     check_shape("moe_gather", "x", x, (routing.position.shape[0], x.shape[1]), "(T, H)", ", with T of the routing")
     check_device("moe_gather", "the routing", routing.token, x)
-    return gathered_rows(x, routing.token, routing.position)
+    return _GATHER(x, routing.token, routing.position)
 
 
 def moe_combine(y: Tensor, routing: Routing, weights: Tensor | None = None) -> Tensor:
@@ -113,7 +118,7 @@ def moe_combine(y: Tensor, routing: Routing, weights: Tensor | None = None) -> T
     check_shape("moe_combine", "y", y, (routing.token.shape[0], y.shape[1]), "(S, H)", ", with S of the routing")
     check_device("moe_combine", "the routing", routing.token, y)
     weights = row_factors("moe_combine", "weights", weights, routing.position.shape, "(T, k)", y)
-    return combined_rows(y, weights, *routing[:3])
+    return _COMBINE(y, weights, *routing[:3])
 
 
 def _check_rows(op: str, name: str, t: Any) -> None:
@@ -126,10 +131,12 @@ def _check_rows(op: str, name: str, t: Any) -> None:
 
 
 # torch.library reads these annotations, so they are spelled as it knows them.
-@torch.library.custom_op("cudnn::moe_gather", mutates_args=())
-def gathered_rows(x: Tensor, token: Tensor, position: Tensor) -> Tensor:
+def _gathered(x: Tensor, token: Tensor, position: Tensor) -> Tensor:
     """x[token], zeros where that is no row."""
     return gather_rows(x, token)[0]
+
+
+gathered_rows = torch.library.custom_op("cudnn::moe_gather", _gathered, mutates_args=())
 
 
 @gathered_rows.register_fake
@@ -144,16 +151,19 @@ def _setup_gather(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward_gather(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     token, position = ctx.saved_tensors
     # Where rows go is not asked for by a sum without weights.
-    return combined_rows(grad, None, token, token, position), None, None
+    return _COMBINE(grad, None, token, token, position), None, None
 
 
 gathered_rows.register_autograd(_backward_gather, setup_context=_setup_gather)
+_GATHER = DirectOperator(gathered_rows, _gathered, 3, _setup_gather, _backward_gather)
 
 
-@torch.library.custom_op("cudnn::moe_combine", mutates_args=())
-def combined_rows(y: Tensor, weights: Optional[Tensor], token: Tensor, pair: Tensor, position: Tensor) -> Tensor:  # noqa: UP045
+def _combined(y: Tensor, weights: Optional[Tensor], token: Tensor, pair: Tensor, position: Tensor) -> Tensor:  # noqa: UP045
     """The sum over j of weights[t, j] y[position[t, j]]."""
     return sum_rows(y, position.view(-1), (position.shape[0], y.shape[1]), weight=None if weights is None else weights.view(-1))
+
+
+combined_rows = torch.library.custom_op("cudnn::moe_combine", _combined, mutates_args=())
 
 
 @combined_rows.register_fake
@@ -161,8 +171,7 @@ def _(y, weights, token, pair, position):
     return y.new_empty(position.shape[0], y.shape[1])
 
 
-@torch.library.custom_op("cudnn::moe_combine_backward", mutates_args=())
-def combined_rows_backward(
+def _combined_backward(
     grad: Tensor, y: Optional[Tensor], weights: Optional[Tensor], token: Tensor, pair: Tensor, position: Tensor, needs: Sequence[bool]  # noqa: UP045
 ) -> list[Tensor]:
     """Gradients of y and weights, those that ``needs`` names: one kernel for both."""
@@ -172,6 +181,9 @@ def combined_rows_backward(
     if need_weights:
         found.append(of_choices(dots, position))
     return found
+
+
+combined_rows_backward = torch.library.custom_op("cudnn::moe_combine_backward", _combined_backward, mutates_args=())
 
 
 @combined_rows_backward.register_fake
@@ -202,10 +214,12 @@ def _backward_combine(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     y, weights, token, pair, position = ctx.saved_tensors
     need_y, need_weights = ctx.needs_input_grad[:2]
     if need_y and weights is None:
-        return gathered_rows(grad, token, position), None, None, None, None
-    found = iter(combined_rows_backward(grad, y, weights, token, pair, position, [need_y, need_weights]))
+        return _GATHER(grad, token, position), None, None, None, None
+    found = iter(_COMBINE_GRADIENTS(grad, y, weights, token, pair, position, [need_y, need_weights]))
     d_y, d_weights = (next(found) if need else None for need in (need_y, need_weights))
     return d_y, d_weights, None, None, None
 
 
 combined_rows.register_autograd(_backward_combine, setup_context=_setup_combine)
+_COMBINE = DirectOperator(combined_rows, _combined, 5, _setup_combine, _backward_combine)
+_COMBINE_GRADIENTS = DirectOperator(combined_rows_backward, _combined_backward, 6)

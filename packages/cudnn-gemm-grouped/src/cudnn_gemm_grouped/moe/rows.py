@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudnn.datatypes import dtype_name
 from cudnn.reference import rows as reference
-from cudnn.streams import launch_handle
-from cudnn_gemm_grouped.moe.products import as_rows, on_gpu
+from cudnn_gemm_grouped.moe.products import as_rows, launch, on_gpu
 
 if TYPE_CHECKING:
     import torch
@@ -21,13 +20,6 @@ def _kernel(kind: str, dtype: str, **options: Any) -> Callable[..., None]:
     from cudnn.cutedsl import rows
 
     return getattr(rows, kind)(dtype, **options).build()
-
-
-def _launch(device: torch.device, kernel: Callable[..., None], *arguments: Any) -> None:
-    import torch
-
-    with torch.cuda.device(device):
-        kernel(*arguments, launch_handle(None, "torch", device))
 
 
 def gather_rows(
@@ -53,7 +45,7 @@ def gather_rows(
         options = {} if other is None else {"dot": True, "other_index": other_index is not None, "other_dtype": dtype_name(other.dtype)}
         kernel = _kernel("GatherRowsSpec", dtype_name(source.dtype), scaled=scale is not None, **options)
         more = [t for t in (scale, None if other is None else as_rows(other), other_index, dot) if t is not None]
-        _launch(source.device, kernel, (as_rows(source), index, out, *more))
+        launch(source, kernel, (as_rows(source), index, out, *more))
     return out, dot
 
 
@@ -62,7 +54,7 @@ def scatter_rows(source: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -
     if not on_gpu(source):
         reference.scatter_rows(source, index, out)
     elif source.shape[0]:
-        _launch(source.device, _kernel("ScatterRowsSpec", dtype_name(source.dtype)), (as_rows(source), index, out))
+        launch(source, _kernel("ScatterRowsSpec", dtype_name(source.dtype)), (as_rows(source), index, out))
 
 
 def sum_rows(
@@ -82,7 +74,7 @@ def sum_rows(
     if rows:
         kernel = _kernel("SumRowsSpec", dtype_name(source.dtype), weighted=weight is not None, ragged=first is not None)
         more = [t for t in (weight, first) if t is not None]
-        _launch(source.device, kernel, (as_rows(source), index, out.view(-1, shape[-1]), *more), count)
+        launch(source, kernel, (as_rows(source), index, out.view(-1, shape[-1]), *more), count)
     return out
 
 
@@ -91,5 +83,5 @@ def zero_tail(out: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     if not on_gpu(out):
         reference.zero_tail(out, ends)
     elif out.numel():
-        _launch(out.device, _kernel("ZeroTailSpec", dtype_name(out.dtype)), (out, ends))
+        launch(out, _kernel("ZeroTailSpec", dtype_name(out.dtype)), (out, ends))
     return out

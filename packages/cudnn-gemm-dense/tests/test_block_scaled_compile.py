@@ -1,4 +1,4 @@
-"""The kernels of quantised and packed outputs compile, in each arrangement that their calls can ask for. No GPU needed."""
+"""The kernels of quantised and packed outputs, of converted weights and of swapped operands compile, in each arrangement that their calls can ask for. No GPU needed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
+from cudnn_gemm_dense.configs import FEW_ROWS
 from cudnn_gemm_dense.gemm.options import GemmOptions, gemm_spec
 from cudnn_gemm_dense.operation import fitting_configs
 from cudnn_gemm_dense.srelu.options import DsreluOptions, SreluOptions, dsrelu_spec, srelu_spec
@@ -17,6 +18,7 @@ pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
 
 E4M3, E5M2, E8M0, FP4 = "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1fn"
 BF16 = GemmProblem("bfloat16", "bfloat16")
+BF16_MXFP4 = GemmProblem("bfloat16", "bfloat16", b_format="mxfp4")
 WIDE, SPLIT, PLAIN = GemmConfig(128, 192, 2, 1, pingpong=True), GemmConfig(64, 64, split_k=4), GemmConfig(128, 128, 2, 1)
 CONVERT, CONVERT_SPLIT = GemmConfig(64, 128, convert_b=True), GemmConfig(64, 128, split_k=2, convert_b=True)
 SWAP = GemmConfig(128, 256, 2, swap=True)
@@ -39,6 +41,14 @@ SPECS = {
         GemmOptions("float32", "m", addend_dtype="float32"),
         GemmConfig(128, 64, split_k=2, swap=True),
     ),
+    "mxfp4 in the place of a with a bias": gemm_spec(
+        BF16_MXFP4.swapped, GemmOptions("bfloat16", bias_dtype="bfloat16", bias_rank=2).swapped, GemmConfig(128, 32, split_k=2, swap=True)
+    ),
+    "few rows": gemm_spec(BF16.swapped, GemmOptions("bfloat16", bias_dtype="float32", addend_dtype="bfloat16").swapped, FEW_ROWS),
+    "few rows turned": gemm_spec(
+        GemmProblem("float16", "float16", "float32", "m", "n").swapped, GemmOptions("float32", "m").swapped, GemmConfig(64, 64, 2, k_atoms=2, swap=True)
+    ),
+    "few rows fp8": gemm_spec(GemmProblem("float8_e4m3fn", "float8_e4m3fn").swapped, GemmOptions("bfloat16").swapped, GemmConfig(64, 32, swap=True)),
     "swiglu halves amax": swiglu_spec(
         GemmProblem("bfloat16", "bfloat16", b_parts="halves"), SwigluOptions("float32", "bfloat16", "n", "concatenated", amax_rank=3), PLAIN
     ),

@@ -56,14 +56,14 @@ def log(pretend, monkeypatch, fresh):
         def kernel(operands, others, scalars, clusters, handle):
             assert clusters == spec.config.resident_clusters(132) and handle == 0
             found.ran.append((spec, operands))
-            if spec.problem.b_format is not None:
-                operands = widened(FORMATS[spec.problem.b_format], *operands)
-            if spec.problem.a_format is not None:
-                operands = widened(FORMATS[spec.problem.a_format], operands[1], operands[0], operands[2])[::-1]
-            dtypes = (spec.problem.a_dtype, *[spec.problem.b_dtype] * (len(operands) - 1))
-            for t, dtype, major in zip(operands, dtypes, (spec.problem.a_major, *[spec.problem.b_major] * (len(operands) - 1)), strict=True):
+            # A kernel that swaps operands is given them in the caller's order.
+            problem, options = (spec.problem.swapped, spec.options.swapped) if spec.config.swap else (spec.problem, spec.options)
+            if problem.b_format is not None:
+                operands = widened(FORMATS[problem.b_format], *operands)
+            dtypes = (problem.a_dtype, *[problem.b_dtype] * (len(operands) - 1))
+            for t, dtype, major in zip(operands, dtypes, (problem.a_major, *[problem.b_major] * (len(operands) - 1)), strict=True):
                 assert t.stride(1 if major == "k" else 0) == 1 and str(t.dtype) == f"torch.{dtype}" and t.data_ptr() % 16 == 0
-            KERNELS[spec.op](spec.options, operands, others, scalars)
+            KERNELS[spec.op](options, operands, others, scalars)
 
         return kernel
 
@@ -275,7 +275,7 @@ SWAP = {"tile_m": 128, "tile_n": 256, "swap": True}
 @pytest.mark.parametrize("mixed", [False, True], ids=["both", "weights"])
 @pytest.mark.parametrize("kind", FORMATS)
 def test_weights_take_the_place_of_a(log, kind, mixed):
-    """By configuration alone: the kernel is given B as it comes, then A, and the transpose of D."""
+    """By configuration alone: the kernel of the transpose is given A, and B as it comes."""
     for out_major, d_dtype, a_major, extents in (("n", None, "k", (48, 192, 96, 2)), ("m", torch.float32, "m" if mixed else "k", (144, 64, 416, 1))):
         hooks = case("gemm", format=kind, mixed=mixed, config=SWAP, out_major=out_major, d_dtype=d_dtype or torch.bfloat16, a_major=a_major)
         inputs = hooks.inputs(*extents)
@@ -286,7 +286,7 @@ def test_weights_take_the_place_of_a(log, kind, mixed):
         spec, operands = log.ran[-1]
         assert (spec.problem.a_format, spec.problem.b_format, spec.options.out_major) == (kind, None, "m" if out_major == "n" else "n")
         assert (spec.problem.a_major, spec.problem.b_major) == ("k", "k" if a_major == "k" else "n")
-        b, a, factors = operands
+        a, b, factors = operands
         assert b.data_ptr() == inputs["b_tensor"].data_ptr() and factors.data_ptr() == inputs["sfb_tensor"].data_ptr()
         assert not mixed or a.data_ptr() == inputs["a_tensor"].data_ptr()
         if mixed:
@@ -297,27 +297,32 @@ def test_weights_take_the_place_of_a(log, kind, mixed):
 
 def test_where_weights_cannot_take_the_place_of_a(log):
     for op, attributes, message in (
-        ("gemm", {"config": {**SWAP, "tile_m": 64}}, "config: swap: needs tiles of 128 weights"),
+        ("gemm", {"config": {**SWAP, "tile_m": 64}}, "config: swap: weights with scale factors need tiles of 128 of them"),
         ("gemm", {"config": {**SWAP, "cluster_n": 2}}, "cluster_n 1"),
         ("gemm", {"config": {**SWAP, "k_atoms": 2}}, "k_atoms 1"),
         ("gemm", {"config": {**SWAP, "tile_n": 128, "pingpong": True}}, "the cooperative schedule"),
-        ("gemm", {"config": SWAP, "b_major": "n"}, "swap: needs one operand B with scale factors, contiguous along K"),
         ("srelu", {"config": SWAP}, "config: swap: needs a plain product; what GemmSrelu does"),
     ):
         hooks = case(op, mixed=True, **attributes)
         with pytest.raises(ValueError, match=message):
             hooks.wrapper(hooks.inputs(48, 192, 96, 1))
-    hooks = case("gemm", mixed=True, config=SWAP)
-    with pytest.raises(ValueError, match="config: swap: needs a product without bias"):
-        gemm_api.gemm_wrapper(**hooks.inputs(48, 192, 96, 1), bias_tensor=torch.ones(192), config=SWAP)
-    plain = GemmHooks()
-    plain.more = {}
-    with pytest.raises(ValueError, match="swap: needs one operand B with scale factors"):
-        gemm_api.gemm_wrapper(**plain.inputs(48, 192, 96, 1), config=SWAP)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_swapped_product_takes_what_the_other_takes(log, quantized, bias):
+    """Operands that are converted in front, or need no conversion, and a bias."""
+    hooks = case("gemm", mixed=True, config=SWAP, b_major="n") if quantized else GemmHooks()
+    inputs = hooks.inputs(48, 192, 96, 1)
+    vector = {"bias_tensor": torch.randn(192)} if bias else {}
+    found = gemm_api.gemm_wrapper(**inputs, **vector, config=SWAP)["d_tensor"]
+    spec, operands = log.ran[-1]
+    assert spec.config.swap and len(operands) == 2 and spec.problem.a_format is None and spec.options.out_major == "m"
+    assert same_bits(found, gemm_api.gemm_wrapper(**inputs, **vector)["d_tensor"])
 
 
 def test_what_the_default_rule_chooses(log):
-    """Up to some thousand rows a kernel in front reads and writes more than it saves. Into registers where the product can be swapped, into shared memory where a bias goes along."""
+    """Up to some thousand rows a kernel in front reads and writes more than it saves. Into registers where the product can be swapped, into shared memory elsewhere."""
     hooks = case("gemm", format="mxfp8", mixed=True)
     operation = hooks.build(hooks.inputs(48, 192, 96, 1), hooks.outputs(48, 192, 96, 1))
     operation.compile()
@@ -325,12 +330,15 @@ def test_what_the_default_rule_chooses(log):
     assert [(config.tile_n, config.split_k) for config in chosen.values() if config.swap] == [(32, 2), (32, 2), (64, 2), (128, 2), (128, 2), (256, 1)]
     assert not chosen[16384].converts_inside and not any(config.convert_b for config in chosen.values())
     assert operation._choose(tuple(operation._compiled_kernel), Extents(16, 128, 128, 1)).swap
-    for more, inside in (({"b_major": "n"}, False), ({"mixed": False, "b_major": "n"}, False)):
-        hooks = case("gemm", format="mxfp8", **{"mixed": True, **more})
+    for mixed in (False, True):
+        hooks = case("gemm", format="mxfp8", mixed=mixed, b_major="n")
         hooks.wrapper(hooks.inputs(16, 192, 96, 1))
-        assert log.ran[-1][0].config.converts_inside == inside
+        assert log.ran[-1][0].problem.a_format is log.ran[-1][0].problem.b_format is None
     inputs = case("gemm", format="mxfp8", mixed=True).inputs(16, 192, 96, 1)
     gemm_api.gemm_wrapper(**inputs, bias_tensor=torch.zeros(192, dtype=torch.bfloat16))
+    assert log.ran[-1][0].problem.a_format == "mxfp8"
+    hooks = case("srelu", format="mxfp8", mixed=True)
+    hooks.wrapper(hooks.inputs(16, 192, 96, 1))
     assert log.ran[-1][0].config.convert_b
 
 

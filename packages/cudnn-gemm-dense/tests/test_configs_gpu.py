@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ import cudnn
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.testing.ahead import build_ahead
-from cudnn.testing.conformance import GemmConformanceCuda
+from cudnn.testing.conformance import GemmConformanceCuda, same_bits
 from cudnn.testing.numeric import relative_error
 from cudnn.tuning import table
+from cudnn_gemm_dense.configs import FEW_ROWS
+from cudnn_gemm_dense.gemm.conformance import GemmHooks
 from cudnn_gemm_dense.operation import unfit_reason
 from cudnn_gemm_dense.swiglu.conformance import SwigluHooks
 from cudnn_gemm_dense.swiglu.kernel import swiglu_spec
@@ -72,6 +75,55 @@ def test_every_tile_and_cluster_gives_the_same(part):
         for name, limit in (("ab12_tensor", 1e-5), ("c_tensor", 2**-8)):
             for band, expected in zip(result[name].split(16, 1), reference[name].split(16, 1), strict=True):
                 assert relative_error(band, expected) < limit, f"{config}: {name}"
+
+
+SWAPPED = [
+    FEW_ROWS,
+    GemmConfig(64, 32, 2, 1, k_atoms=2, swap=True),
+    GemmConfig(64, 64, 2, 1, k_atoms=2, swap=True),
+    GemmConfig(64, 128, 2, 1, swap=True, raster="n"),
+    GemmConfig(128, 64, split_k=2, swap=True),
+    GemmConfig(128, 128, 1, 2, pingpong=True, swap=True),
+    GemmConfig(128, 256, 2, 1, swap=True),
+]
+
+
+class Plain(GemmHooks, GemmConformanceCuda):
+    device = "cuda"
+
+
+@pytest.mark.parametrize("config", SWAPPED, ids=str)
+@pytest.mark.parametrize("out_major", ["n", "m"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_the_transpose_of_the_transposed_product(dtype, out_major, config):
+    """``swap``: right for ragged extents and few rows in NaN-poisoned memory, with a bias, an addend and alpha, operands along every axis; repeats are the same bits."""
+    hooks = Plain()
+    fp8 = dtype.itemsize == 1
+    # What 8-bit operands with full accumulation have room for.
+    hooks.config = replace(config, k_atoms=1, pingpong=False, tile_n=min(config.tile_n, 128)) if fp8 else config
+    hooks.dtype, hooks.out_major, hooks.d_dtype = dtype, out_major, torch.bfloat16 if fp8 else dtype
+    for (m, n, k, batches), a_major, b_major in zip(
+        ((1, 64, 64, 1), (16, 8192, 512, 1), (24, 208, 1168, 3), (136, 1040, 4128, 1), (784, 400, 96, 2)), "kmkmk", "kknnk", strict=True
+    ):
+        if out_major == "m" and m == 1:
+            m = 8
+        if a_major == "m":
+            m = -(-m // 16) * 16
+        hooks.a_major, hooks.b_major = a_major, b_major
+        inputs, poisoned = hooks.inputs(m, n, k, batches), hooks.poisoned(m, n, k, batches)
+        outputs = {name: p.tensor for name, p in poisoned.items()}
+        hooks.build(inputs, outputs)(**inputs, **outputs)
+        for name, p in poisoned.items():
+            p.check(name)
+        hooks.check(inputs, outputs)
+        first = hooks.wrapper(inputs)["d_tensor"]
+        assert all(same_bits(hooks.wrapper(inputs)["d_tensor"], first) for _ in range(50))
+        bias, addend = torch.randn(n, device="cuda"), torch.randn_like(first, dtype=torch.float32)
+        more = {"bias_tensor": bias, "addend_tensor": addend, "alpha": 0.5, "d_dtype": torch.float32, "d_major": out_major}
+        found = cudnn.gemm_wrapper(**inputs, **more, config=hooks.config)["d_tensor"]
+        product = torch.einsum("mkl,nkl->mnl", inputs["a_tensor"].double(), inputs["b_tensor"].double())
+        # The matrix cores add 128 products of 8 bits with 14 bits or so.
+        assert relative_error(found, 0.5 * product + bias.double()[None, :, None] + addend) < (1e-3 if fp8 else 1e-5)
 
 
 @pytest.mark.parametrize("config", SCHEDULES, ids=str)

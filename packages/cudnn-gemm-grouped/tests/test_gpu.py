@@ -144,6 +144,14 @@ class TestWgradTokensContiguous(WgradHooks, GemmConformanceCuda):
     a_major, b_major, adds, d_dtype = "k", "k", True, torch.float32
 
 
+class TestWgradRagged(WgradHooks, GemmConformanceCuda):
+    a_major, step_blocks, dtype = "k", True, torch.float16
+
+
+class TestWgradRaggedBoth(WgradHooks, GemmConformanceCuda):
+    a_major, b_major, step_blocks, adds, d_dtype = "k", "k", True, True, torch.float32
+
+
 CLASSES = [
     TestProduct,
     TestProductLegacy,
@@ -158,6 +166,8 @@ CLASSES = [
     TestDgluByPointers,
     TestWgrad,
     TestWgradTokensContiguous,
+    TestWgradRagged,
+    TestWgradRaggedBoth,
 ]
 
 SPLITS = {
@@ -261,6 +271,51 @@ def test_copied_operands_give_the_same_bits(majors: str) -> None:
     assert same_bits(grouped_gemm_wgrad_wrapper(left, right, offsets_tensor=offsets)["wgrad_tensor"], wanted)
 
 
+@pytest.mark.parametrize("name", SPLITS)
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("config", [None, *CONFIGS], ids=str)
+def test_weight_gradients_by_pointers(name: str, adds: bool, config: GemmConfig | None) -> None:
+    """As into one tensor, bit for bit, each where it belongs; what lies between is left alone."""
+    counts, tail, m, n, between = split(name), 33, 136, 192, 4
+    tokens, dtype = sum(counts), torch.float32 if adds else BF
+    a, b, offsets = random(tokens + tail, m), random(tokens + tail, n), ends(counts)
+    a[tokens:] = b[tokens:] = float("nan")
+    order = torch.randperm(len(counts), device="cuda")
+    held = torch.full((len(counts), m + between, n), float("nan"), dtype=dtype, device="cuda")
+    found = held[:, :m]
+    found.copy_(random(*found.shape, dtype=dtype))
+    wanted = found[order].contiguous()
+    pointers = held.data_ptr() + held.stride(0) * held.element_size() * order
+    options = {"offsets_tensor": offsets, "accumulate_on_output": adds, "config": config}
+    assert grouped_gemm_wgrad_wrapper(a.t(), b, output_mode="discrete", wgrad_ptrs=pointers, wgrad_dtype=dtype, **options)["wgrad_tensor"] is None
+    grouped_gemm_wgrad_wrapper(a.t(), b, wgrad_tensor=wanted, **options)
+    assert same_bits(found[order], wanted)
+    assert held[:, m:].isnan().all()
+
+
+@pytest.mark.parametrize("counts", [[72, 8, 200], [64, 0, 128], [8, 0, 0, 16, 0], [4096, 8, 3000], [0, 0, 8], [8 * (i % 5) for i in range(512)]], ids=str)
+@pytest.mark.parametrize("majors", ["kn", "mk", "kk"])
+@pytest.mark.parametrize("pointers", [False, True])
+def test_weight_gradients_of_blocks_of_tokens(counts: list[int], majors: str, pointers: bool) -> None:
+    """Each group a matrix of its own with its tokens contiguous: as of activations and gradients as they are, bit for bit where sums are exact. (Steps are laid from the groups' other ends.)"""
+    m, n, tokens, tail = 1000, 264, sum(counts), 24
+    (a, b), offsets = (torch.randint(-8, 9, (tokens + tail, columns), device="cuda").to(BF) for columns in (m, n)), ends(counts)
+    a[tokens:] = b[tokens:] = float("nan")
+    wanted = grouped_gemm_wgrad_wrapper(a.t(), b, offsets_tensor=offsets)["wgrad_tensor"]
+
+    def blocks(t: torch.Tensor) -> torch.Tensor:
+        lengths = [*counts, tail]
+        return torch.cat([group.t().reshape(-1) for group in t.split(lengths)]).view(t.shape[1], t.shape[0])
+
+    left = blocks(a) if majors[0] == "k" else a.t()
+    right = blocks(b).t() if majors[1] == "k" else b
+    found = torch.full_like(wanted, float("nan"))
+    target = {"output_mode": "discrete", "wgrad_ptrs": torch.tensor([w.data_ptr() for w in found], device="cuda")} if pointers else {"wgrad_tensor": found}
+    for _ in range(20):
+        grouped_gemm_wgrad_wrapper(left, right, offsets_tensor=offsets, input_order="tensor_ragged", **target)
+        assert same_bits(found, wanted)
+
+
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("dtype", [BF, torch.float16, torch.float32])
 def test_accumulation_leaves_groups_of_no_tokens_alone(adds: bool, dtype: torch.dtype) -> None:
@@ -302,7 +357,7 @@ def test_graph_replays_follow_changed_offsets_and_pointers() -> None:
     a, alpha, prob = random(m, k), torch.ones(e, device="cuda"), torch.ones(m, device="cuda")
     weights = [random(n, k) for _ in range(2 * e)]
     addresses = [w.data_ptr() for w in weights]
-    pointers = torch.tensor(addresses[:e], device="cuda")
+    pointers, places = torch.tensor(addresses[:e], device="cuda"), torch.arange(e, device="cuda")
     stacked = random(e, n, k)
     offsets = ends([100, 0, 250, 50, 200])
     b2 = random(m, n)
@@ -310,7 +365,15 @@ def test_graph_replays_follow_changed_offsets_and_pointers() -> None:
         "rows": lambda: grouped_gemm_wrapper(a, offsets, alpha, stacked, prob_tensor=prob)["d_tensor"],
         "pointers": lambda: grouped_gemm_wrapper(a, offsets, alpha, b_ptrs=pointers, n=n, b_dtype=BF, prob_tensor=prob)["d_tensor"],
         "steps": lambda: grouped_gemm_wgrad_wrapper(a.t(), b2, offsets_tensor=offsets)["wgrad_tensor"],
+        "steps into pointers": lambda: into_pointers(torch.zeros(2 * e, k, n, dtype=BF, device="cuda")),
     }
+
+    def into_pointers(w: torch.Tensor) -> torch.Tensor:
+        # The replay's pointers are made of the places in ``places``, and where they lead is what is compared.
+        step = w.stride(0) * w.element_size()
+        grouped_gemm_wgrad_wrapper(a.t(), b2, offsets_tensor=offsets, output_mode="discrete", wgrad_ptrs=w.data_ptr() + step * places)
+        return w
+
     for one in call.values():
         one()
     torch.cuda.synchronize()
@@ -319,7 +382,8 @@ def test_graph_replays_follow_changed_offsets_and_pointers() -> None:
         captured = {name: one() for name, one in call.items()}
     for counts in ([100, 0, 250, 50, 200], [0, 0, 600, 0, 0], [1, 2, 3, 4, 590], [600, 0, 0, 0, 0]):
         offsets.copy_(ends(counts))
-        pointers.copy_(torch.tensor(addresses, device="cuda")[torch.randperm(2 * e, device="cuda")[:e]])
+        places.copy_(torch.randperm(2 * e, device="cuda")[:e])
+        pointers.copy_(torch.tensor(addresses, device="cuda")[places])
         a.copy_(random(m, k))
         graph.replay()
         torch.cuda.synchronize()

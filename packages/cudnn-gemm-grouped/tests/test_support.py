@@ -329,24 +329,6 @@ def test_workspace_size_of_the_weight_gradient() -> None:
             get_grouped_gemm_wgrad_workspace_size(**bad)  # type: ignore[arg-type]
 
 
-def on_gpu(shape: tuple[int, ...], stride: tuple[int, ...], dtype: str = "bfloat16") -> TensorDesc:
-    return TensorDesc(dtype, shape, stride, TensorDesc._compute_stride_order(shape, stride), "cuda")
-
-
-def test_weight_gradients_that_no_gpu_has_run() -> None:
-    """They are refused there until one has, and the reference computes them."""
-    tokens = 4 * K
-    by_lines, by_tokens = on_gpu((K, tokens), (tokens, 1)), on_gpu((tokens, N), (N, 1))
-    offsets, wgrad = on_gpu((E,), (1,), "int32"), on_gpu((E, K, N), (K * N, N, 1))
-    pointers = {"num_experts": E, "wgrad_shape": (K, N), "wgrad_dtype": BF}
-    given = (by_lines, by_tokens, None, None, offsets)
-    for arguments, words in (((*given, wgrad), "tensor_ragged"), (given, "by pointers")):
-        options = {"input_order": "tensor_ragged"} if "ragged" in words else pointers
-        with pytest.raises(NotImplementedError, match=words):
-            GroupedGemmWgrad(*arguments, **options).check_support()
-        assert GroupedGemmWgrad(*arguments, **options, backend="reference").check_support()
-
-
 def test_operands_with_contiguous_tokens_are_copied() -> None:
     """Lines of the copies are multiples of 16 bytes, and what is left of the scratch memory is handed on."""
     tokens, m = 40, 20

@@ -65,7 +65,11 @@ class Bound(NamedTuple):
 
     def prepared_in(self, config: GemmConfig) -> tuple[Preparation, ...]:
         """``prepared`` with a kernel in ``config`` behind it."""
-        return tuple(one for one in self.prepared if one.operand == 0) if config.converts_inside else self.prepared
+        return tuple(one for one in self.prepared if one.operand == 0) if self.converts_in(config) else self.prepared
+
+    def converts_in(self, config: GemmConfig) -> bool:
+        """Whether B has scale factors and reaches the kernel in ``config`` as it comes."""
+        return config.converts_inside and self.given_problem.b_format is not None
 
 
 class Launch(NamedTuple):
@@ -76,6 +80,7 @@ class Launch(NamedTuple):
     extents: Extents | None = None
     config: GemmConfig | None = None
     scratch_bytes: int = 0
+    converts: bool = False  # whether the kernel takes B as bytes, with its scale factors
     otherwise: Callable[[Tensors, Scalars, Any], None] | None = None
 
 
@@ -448,11 +453,8 @@ class GemmOperation(APIBase):
         if launch.scratch_bytes:
             operands, partials = self._scratch(launch, tensors, handle, stream, workspace)
             rest = (*rest, *partials)
-        if launch.config.converts_inside:  # type: ignore[union-attr]
-            b, factors = as_bytes(tensors[1]), dense_bytes(tensors[self._scaled[-1].scale])
-            operands = (operands[0], b, factors)
-            if launch.config.swap:  # type: ignore[union-attr]
-                operands, rest = (b, operands[0], factors), tuple([t.permute(1, 0, 2) for t in rest])
+        if launch.converts:
+            operands = (operands[0], as_bytes(tensors[1]), dense_bytes(tensors[self._scaled[-1].scale]))
         launch.kernel(operands, rest, scalars, launch.clusters, handle)  # type: ignore[misc]
 
     def _others(self, tensors: Tensors) -> Tensors:
@@ -521,7 +523,7 @@ class GemmOperation(APIBase):
 
     def _launch_in(self, config: GemmConfig, kernel: Callable[..., None], extents: Extents, device_index: int | None) -> Launch:
         clusters = config.resident_clusters(device_info(device_index).sm_count)  # type: ignore[arg-type]
-        return Launch(kernel, clusters, extents, config, self._scratch_bytes(config, extents))
+        return Launch(kernel, clusters, extents, config, self._scratch_bytes(config, extents), self._bound.converts_in(config))  # type: ignore[union-attr]
 
     # What the tuner asks.
 

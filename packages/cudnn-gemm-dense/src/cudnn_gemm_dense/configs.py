@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product, zip_longest
 
 from cudnn.cutedsl.gemm.config import SLAB_COLUMNS, GemmConfig
@@ -33,6 +34,8 @@ PRODUCT_RATE = 2048  # multiply-adds a cycle of one SM, 16-bit operands
 # Weights with scale factors converted inside the kernel: into shared memory beside any epilogue, into registers in a plain product, for few rows to many.
 INSIDE = GemmConfig(64, 128, split_k=2, convert_b=True)
 SWAPPED = (*(GemmConfig(128, tile_n, split_k=2, swap=True) for tile_n in (32, 64, 128)), GemmConfig(128, 256, swap=True))
+# Of other operands, for up to 32 rows of D: what is read of A is half of what the least tile of 64 rows reads.
+FEW_ROWS = GemmConfig(64, 32, k_atoms=2, swap=True)
 
 
 def unfit_reason(problem: GemmProblem, config: GemmConfig, *, gated: bool) -> str | None:
@@ -40,8 +43,8 @@ def unfit_reason(problem: GemmProblem, config: GemmConfig, *, gated: bool) -> st
     return config.supports(problem, columns_per_visit=GATED_COLUMNS if gated else SLAB_COLUMNS)
 
 
-def default_configs(problem: GemmProblem, *, gated: bool = False) -> tuple[GemmConfig, ...]:
-    """The configurations ``compile()`` builds when the caller gives none: those ``choose`` can answer with."""
+def default_configs(problem: GemmProblem, *, gated: bool = False, swaps: bool = False) -> tuple[GemmConfig, ...]:
+    """The configurations ``compile()`` builds when the caller gives none: those ``choose`` can answer with. ``swaps``: of an operation that can compute the transpose of its result."""
     if problem.promotes:
         large = (GemmConfig(128, 192, 1, 1), GemmConfig(128, 128, 2, 1))
     else:
@@ -49,16 +52,17 @@ def default_configs(problem: GemmProblem, *, gated: bool = False) -> tuple[GemmC
         wide = GemmConfig(128, 192, 2, 1, pingpong=True) if problem.b_parts == "single" else GemmConfig(128, 192, 1, 2, pingpong=True)
         large = (wide, GemmConfig(128, 128, 2, 1, pingpong=True))
     atoms = 1 if problem.promotes else 2
+    few = (replace(FEW_ROWS, k_atoms=atoms),) if swaps else ()
     split = () if problem.acc_dtype != "float32" else (GemmConfig(64, 128, split_k=2), GemmConfig(64, 64, split_k=4))
-    candidates = (*large, GemmConfig(128, 64, k_atoms=atoms), *split)
+    candidates = (*large, GemmConfig(128, 64, k_atoms=atoms), *split, *few)
     fitting = tuple(c for c in candidates if unfit_reason(problem, c, gated=gated) is None)
     if not fitting:
         raise ValueError(f"no default configuration for {problem}: {unfit_reason(problem, candidates[0], gated=gated)}")
     return fitting
 
 
-def predicted_cost(config: GemmConfig, m: int, n: int, k: int, batches: int, sms: int = SMS, *, promotes: bool = False) -> float:
-    """Estimated cycles: waves of tiles, each as long as the slower of its products and its reads. ``promotes``: 8-bit operands with full accumulation."""
+def predicted_cost(config: GemmConfig, m: int, n: int, k: int, batches: int, sms: int = SMS, *, promotes: bool = False, quantized: bool = False) -> float:
+    """Estimated cycles: waves of tiles, each as long as the slower of its products and its reads. ``promotes``: 8-bit operands with full accumulation; ``quantized``: B has scale factors."""
     if config.swap:
         m, n = n, m
     clusters = -(-m // (config.tile_m * config.cluster_m)) * -(-n // (config.tile_n * config.cluster_n)) * batches
@@ -68,7 +72,7 @@ def predicted_cost(config: GemmConfig, m: int, n: int, k: int, batches: int, sms
         products += PROMOTION * k / 128
     if config.convert_b:
         products = max(products, CONVERT_STEP * k / 64)
-    if config.swap:
+    if config.swap and quantized:
         products = max(products, (FRAGMENT_STEP + FRAGMENT_COLUMN * config.tile_n) * k / 64)
     # What is multicast is read once for the cluster.
     read = (config.tile_m / config.cluster_n + config.tile_n / config.cluster_m) * 2 * k / LOAD_RATE
@@ -85,7 +89,10 @@ def choose(configs: Sequence[GemmConfig], m: int, n: int, k: int, batches: int, 
     ``promotes``: as in ``predicted_cost``. ``bits``: of an element of B, if a kernel in front of all configurations but those that convert it inside makes 16 of them.
     """
     in_front = LAUNCH + n * k * batches * (bits / 8 + 2) / COPY_RATE if bits else 0.0
-    return min(configs, key=lambda config: predicted_cost(config, m, n, k, batches, promotes=promotes) + (0.0 if config.converts_inside else in_front))
+    return min(
+        configs,
+        key=lambda config: predicted_cost(config, m, n, k, batches, promotes=promotes, quantized=bits > 0) + (0.0 if config.converts_inside else in_front),
+    )
 
 
 def candidates(

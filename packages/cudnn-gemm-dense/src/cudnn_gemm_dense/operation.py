@@ -21,25 +21,25 @@ from cudnn_gemm_dense.configs import INSIDE, SWAPPED, candidates, choose, defaul
 from cudnn_gemm_dense.scale_factors import check_scale_shape
 
 
-def fitting_configs(problem: GemmProblem, footprint: Footprint) -> tuple[GemmConfig, ...]:
-    """The default configurations that have room for the epilogue. ValueError where there is none."""
-    candidates = default_configs(problem, gated=footprint.slabs == 2)
+def fitting_configs(problem: GemmProblem, footprint: Footprint, *, swaps: bool = False) -> tuple[GemmConfig, ...]:
+    """The default configurations that have room for the epilogue; ``swaps`` as of ``default_configs``. ValueError where there is none."""
+    candidates = default_configs(problem, gated=footprint.slabs == 2, swaps=swaps)
     fitting = tuple(config for config in candidates if unfit_reason(problem, footprint, config) is None)
     if not fitting:
         raise ValueError(f"no default configuration for {problem}: {unfit_reason(problem, footprint, candidates[0])}")
     return fitting
 
 
-def kernel_choices(problem: GemmProblem, footprint: Footprint, *, plain: bool = False) -> list[tuple[GemmProblem, GemmConfig]]:
-    """Kernels worth having for ``problem``: the default configurations; for bfloat16 that is contiguous along K also those that convert weights in a block-scaled format, with the problem as they see it. ``plain``: of an operation that can be swapped.
+def kernel_choices(problem: GemmProblem, footprint: Footprint, *, swaps: bool = False) -> list[tuple[GemmProblem, GemmConfig]]:
+    """Kernels worth having for ``problem``: the default configurations; for bfloat16 that is contiguous along K also those that convert weights in a block-scaled format, with the problem as they see it. ``swaps`` as of ``default_configs``.
 
     Rarer ones (weights beside float16 activations, FP4 with e8m0 factors for 16, activations contiguous along M) are compiled when they are first asked for.
     """
-    found = [(problem, config) for config in fitting_configs(problem, footprint)]
+    found = [(problem.swapped if config.swap else problem, config) for config in fitting_configs(problem, footprint, swaps=swaps)]
     if problem.b_dtype == "bfloat16" and (problem.a_major, problem.b_major) == ("k", "k"):
         for fmt in (MXFP8, MXFP4, NVFP4):
             quantized = replace(problem, b_format=fmt.name)
-            choices = [(quantized.swapped, config) for config in SWAPPED] if plain else [(quantized, INSIDE)]
+            choices = [(quantized.swapped, config) for config in SWAPPED] if swaps else [(quantized, INSIDE)]
             found += [(seen, config) for seen, config in choices if unfit_reason(seen, footprint, config) is None]
     return found
 
@@ -113,6 +113,8 @@ class DenseOperation(GemmOperation):
                 found += t if isinstance(t, (tuple, list)) else (t,)
         return tuple(found)
 
+    _swaps = False  # whether the operation's kernel can compute the transpose of its result
+
     @property
     def _repeats(self) -> bool:
         return True
@@ -122,9 +124,10 @@ class DenseOperation(GemmOperation):
         """What of the epilogue decides its shared memory."""
 
     def _default_configs(self, problem: GemmProblem, options: Any) -> tuple[GemmConfig, ...]:
-        configs = fitting_configs(replace(problem, b_format=None), self._footprint(options))
+        footprint = self._footprint(options)
         if problem.b_format is None:
-            return configs
+            return fitting_configs(problem, footprint, swaps=self._swaps)
+        configs = fitting_configs(replace(problem, b_format=None), footprint)
         swapped = tuple(config for config in SWAPPED if self._unfit(problem.swapped, options, config) is None)
         if swapped:
             # With few rows no weights are converted in front: of the kernels behind that only those for many are needed.
@@ -140,15 +143,9 @@ class DenseOperation(GemmOperation):
         return candidates(problem, *extents, fits=lambda config: self._unfit(problem, options, config) is None)
 
     def _unfit(self, problem: GemmProblem, options: Any, config: GemmConfig) -> str | None:
-        if config.swap:
-            reason = self._unfit_swapped(options)
-            if reason is not None:
-                return f"swap: {reason}"
+        if config.swap and not self._swaps:
+            return f"swap: needs a plain product; what {type(self).__name__} does to it goes along rows or columns"
         return unfit_reason(problem, self._footprint(options), config)
-
-    def _unfit_swapped(self, options: Any) -> str | None:
-        """None if the operation's kernel can compute the transpose of its result, else the reason why not."""
-        return f"needs a plain product; what {type(self).__name__} does to it goes along rows or columns"
 
     def _dtype(self, name: str) -> str | None:
         """Dtype of the sample called ``name``; None where there is none."""

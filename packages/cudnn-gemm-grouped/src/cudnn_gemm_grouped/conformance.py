@@ -119,6 +119,8 @@ class WgradHooks(hooks.WgradHooks):
     def scratch_bytes(self, m: int, n: int, k: int, batches: int) -> int:
         if self.device == "cpu":
             return 0
+        if self.step_blocks:
+            return ws_align(batches * 2 * MAP_BYTES)
         copied = ((m, self.a_major == "k"), (n, self.b_major == "k"))
         return sum(ws_align(2 * k * pitch(rows, 16)) for rows, copy in copied if copy)
 

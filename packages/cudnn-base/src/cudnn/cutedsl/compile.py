@@ -167,7 +167,7 @@ def _compile(spec: KernelSpec) -> Any:
 
     return cute.compile(
         kernel,
-        tuple(fake(t) for t in kernel.operands.specs),
+        tuple(fake(t) for t in kernel.operands.placed(kernel.operands.specs)),
         tuple(fake(kernel.operands.rows.caller_axes(t)) for t in epilogue.tensors),
         tuple(cutlass.Float32(1.0) for _ in range(max(epilogue.scalar_count, 1))),
         cutlass.Int32(1),

@@ -43,7 +43,7 @@ class CheckedKernel:
         epilogue = getattr(importlib.import_module(module), attribute)(p, spec.options)
         kernel = GemmSm90(p, spec.config, epilogue, cutlass_dtype(p.a_dtype), cutlass_dtype(p.b_dtype), cutlass_dtype(p.acc_dtype))
         self.spec, self.calls = spec, 0
-        self.operands = tuple(kernel.operands.specs)
+        self.operands = tuple(kernel.operands.placed(kernel.operands.specs))
         self.others = tuple(kernel.operands.rows.caller_axes(t) for t in epilogue.tensors)
         self.scalars = max(epilogue.scalar_count, 1)
 

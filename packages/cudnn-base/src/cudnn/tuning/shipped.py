@@ -17,8 +17,7 @@ def with_shipped(package: str, specs: Iterable[Any]) -> list[Any]:
     for spec in specs:
         if isinstance(spec, KernelSpec):
             # Results are kept for the problem as it is given; a kernel that swaps operands sees its transpose.
-            swapped = spec.problem.a_format is not None
-            problem, options = (spec.problem.swapped, spec.options.swapped) if swapped else (spec.problem, spec.options)
+            problem, options = (spec.problem.swapped, spec.options.swapped) if spec.config.swap else (spec.problem, spec.options)
             for config in table.shipped_configs(package, spec.op, problem, options):
                 if config.swap:
                     found[replace(spec, problem=problem.swapped, options=options.swapped, config=config)] = None

@@ -76,6 +76,7 @@ class Gemm(DenseOperation):
     """
 
     op = "gemm"
+    _swaps = True
 
     def __init__(
         self,
@@ -143,9 +144,6 @@ class Gemm(DenseOperation):
 
     def _spec(self, problem: GemmProblem, options: GemmOptions, config: GemmConfig) -> KernelSpec:
         return gemm_spec(problem, options.swapped if config.swap else options, config)
-
-    def _unfit_swapped(self, options: GemmOptions) -> str | None:
-        return None if options.bias_dtype is None else "needs a product without bias, which would go along the rows of a transposed D"
 
     def _footprint(self, options: GemmOptions) -> Footprint:
         return options.footprint
@@ -320,6 +318,6 @@ def precompile_specs() -> list[KernelSpec]:
         ]
         for (a_major, b_major), options in cases:
             problem = GemmProblem(dtype, dtype, "float32", a_major, b_major)
-            for seen, config in kernel_choices(problem, options.footprint, plain=options.bias_dtype is None):
+            for seen, config in kernel_choices(problem, options.footprint, swaps=True):
                 found.append(gemm_spec(seen, options.swapped if config.swap else options, config))
     return found

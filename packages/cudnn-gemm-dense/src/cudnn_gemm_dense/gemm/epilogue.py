@@ -10,4 +10,4 @@ from cudnn_gemm_dense.gemm.options import GemmOptions
 
 def plain(problem: GemmProblem, options: GemmOptions) -> Plain:
     addend, bias = (None if dtype is None else cutlass_dtype(dtype) for dtype in (options.addend_dtype, options.bias_dtype))
-    return Plain(cutlass_dtype(options.d_dtype), options.out_major == "n", addend, bias, options.bias_rank, options.amax_rank)
+    return Plain(cutlass_dtype(options.d_dtype), options.out_major == "n", addend, bias, options.bias_rank, options.amax_rank, options.transposed)

@@ -13,7 +13,7 @@ from cudnn.datatypes import itemsize_bits
 
 @dataclass(frozen=True)
 class GemmOptions:
-    """Dtypes (names; None where there is no such tensor), the major of D and the addend (``"n"`` or ``"m"``: the axis with stride 1), ranks of the bias and of amax (0: none)."""
+    """Dtypes (names; None where there is no such tensor), the major of D and the addend (``"n"`` or ``"m"``: the axis with stride 1), ranks of the bias and of amax (0: none). ``transposed``: of the transpose of a product, whose bias goes along M."""
 
     d_dtype: str
     out_major: str = "n"
@@ -21,6 +21,7 @@ class GemmOptions:
     bias_dtype: str | None = None
     bias_rank: int = 1
     amax_rank: int = 0
+    transposed: bool = False
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -28,13 +29,13 @@ class GemmOptions:
     @property
     def swapped(self) -> GemmOptions:
         """Of the transposes of D and the addend."""
-        return replace(self, out_major="m" if self.out_major == "n" else "n")
+        return replace(self, out_major="m" if self.out_major == "n" else "n", transposed=not self.transposed)
 
     @property
     def footprint(self) -> Footprint:
         load_bits = 0 if self.addend_dtype is None else itemsize_bits(self.addend_dtype)
         # Packed 4-bit floats are handled as bytes.
-        return Footprint(1, max(itemsize_bits(self.d_dtype), 8), load_bits, int(load_bits > 0), int(self.bias_dtype is not None))
+        return Footprint(1, max(itemsize_bits(self.d_dtype), 8), load_bits, int(load_bits > 0), int(self.bias_dtype is not None and not self.transposed))
 
 
 def gemm_spec(problem: GemmProblem, options: GemmOptions, config: GemmConfig, op: str = "gemm") -> KernelSpec:

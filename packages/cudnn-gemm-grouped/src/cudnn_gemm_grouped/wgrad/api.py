@@ -104,8 +104,6 @@ class GroupedGemmWgrad(GroupedOperation):
     Contiguous extents and addresses are multiples of 16 bytes. (1, m) and (n, 1), activations and gradients as they are, need no scratch memory; the others are copied into such an order first, into a workspace
     of their size (``workspace_bytes``). Extents, offsets and addresses are run-time values.
 
-    On GPUs weight gradients by pointers and ``input_order="tensor_ragged"`` are not there yet (NotImplementedError); ``backend="reference"`` has them.
-
     ``accumulate_on_output`` adds W, rounded to the output's dtype, in that dtype. Results are the same bits every time.
 
     Args:
@@ -238,7 +236,7 @@ class GroupedGemmWgrad(GroupedOperation):
 
         Raises:
             ValueError: shapes, strides, dtypes, hints, number of groups, alignment of contiguous extents, configuration, mixed devices.
-            NotImplementedError: block-scaled operands; on a GPU weight gradients by pointers and ``input_order="tensor_ragged"``.
+            NotImplementedError: block-scaled operands.
             RuntimeError: ``backend="sm90"`` with CPU tensors; no device of compute capability 9.0.
         """
         if self._wgrad_shape is not None:
@@ -251,19 +249,10 @@ class GroupedGemmWgrad(GroupedOperation):
         a_major, b_major = majors["a_tensor"][-1], majors["b_tensor"][-1]
         dtype = str(self._dtype("a_tensor"))
         blocks = self.input_order is WGradInputOrder.TensorRagged and "k" in (a_major, b_major)
-        self._refuse_unproven(blocks)
         # A copy starts at a multiple of 16 bytes along its contiguous axis, and groups of tokens start anywhere.
         order = (a_major, b_major) if blocks else ("m", "n")
         problem = GemmProblem(dtype, dtype, a_major=order[0], b_major=order[1], grouping="steps", step_blocks=blocks)
         return problem, WgradOptions(self.wgrad_dtype, self.accumulate_on_output, self.pointers)
-
-    def _refuse_unproven(self, blocks: bool) -> None:
-        """NotImplementedError for kernels that no GPU has run without an error."""
-        if self.backend == "reference" or self._samples[0].device_type != "cuda":
-            return
-        missing = 'input_order="tensor_ragged"' if blocks else "weight gradients by pointers" if self.pointers else None
-        if missing is not None:
-            raise NotImplementedError(f'{self.op}: {missing} with CUDA tensors: the kernel is not there yet; backend="reference" computes it')
 
     @property
     def _copied(self) -> tuple[bool, bool]:

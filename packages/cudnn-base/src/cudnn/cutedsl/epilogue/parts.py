@@ -82,7 +82,7 @@ class BoundPart(LoopInvariant):
 
 
 class RowVector(Part):
-    """A factor per row, tensor (M, 1, L): read before the mainloop, 0 for rows that do not exist."""
+    """A value per row, tensor (M, 1, L), (M, L) or (M,): read before the mainloop, 0 for rows that do not exist."""
 
     def bind(self, argument, config, buffer, thread, barrier_id):
         return BoundRowVector(argument, config, thread)
@@ -94,13 +94,15 @@ class BoundRowVector(BoundPart):
         self.held = cute.make_rmem_tensor((config.rows_per_warpgroup // SLAB_ROWS * 2,), Float32)
 
     def prepare(self, places) -> None:
+        rank = cute.rank(self.tensor)
         for block, place in enumerate(places):
             for which in range(2):
                 row = row_of(place, self.thread, which)
-                self.held[2 * block + which] = read_if(self.tensor, (row, 0, place.plane), has_row(place, row))
+                coordinate = (row, 0, place.plane) if rank == 3 else (row, place.plane)[:rank]
+                self.held[2 * block + which] = read_if(self.tensor, coordinate, has_row(place, row))
 
     def at(self, visit, register: int) -> Float32:
-        """The factor of register ``register`` of the visit's slabs."""
+        """The value of register ``register`` of the visit's slabs."""
         return self.held[2 * visit.block + register // 2 % 2]
 
 

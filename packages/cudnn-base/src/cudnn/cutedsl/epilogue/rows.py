@@ -6,6 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
+from cudnn.cutedsl import layout
 from cudnn.cutedsl.epilogue.op import Place, TensorSpec
 from cudnn.cutedsl.gemm.config import SLAB_ROWS
 from cudnn.cutedsl.invariant import LoopInvariant
@@ -37,6 +38,18 @@ class EqualRows(LoopInvariant):
     def load_at(self, place: Place) -> tuple[Int32, Int32]:
         """(row, plane) of the 64 rows at ``place`` in what ``loaded`` returns."""
         return place.row, place.plane
+
+
+class SwappedRows(EqualRows):
+    """The kernel makes the transpose of the caller's matrices: their rows are its columns."""
+
+    def caller_axes(self, spec: TensorSpec) -> TensorSpec:
+        if spec.axes != ("m", "n", "l"):
+            return spec
+        return TensorSpec(spec.dtype, ("n", "m", "l"), None if spec.contiguous is None else 1 - spec.contiguous)
+
+    def planes_of(self, spec: TensorSpec, tensor: cute.Tensor) -> cute.Tensor:
+        return layout.permuted(tensor, (1, 0, 2)) if spec.axes == ("m", "n", "l") else tensor
 
 
 class GroupedRows(EqualRows):

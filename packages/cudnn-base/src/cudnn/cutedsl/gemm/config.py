@@ -29,8 +29,8 @@ class GemmConfig:
       turns, so that what it reads stays in L2.
     - ``k_atoms``: one step along K is this many times 128 bytes. Two or more make a small tile's reads long enough for device memory to serve whole pages.
     - ``convert_b``: a B with scale factors is converted inside the kernel, by warpgroups of their own, instead of by a kernel in front: it is read once, as small as it comes. For tiles of 64x128.
-    - ``swap``: Dᵀ = B Aᵀ: a B with scale factors takes the place of A and is converted inside the kernel, into registers, once for ``tile_n`` rows of activations. ``tile_m`` and ``cluster_m`` then count weights, ``tile_n`` and
-      ``cluster_n`` activations, and ``raster`` "m" walks along the weights. For tiles of 128 weights.
+    - ``swap``: Dᵀ = B Aᵀ: ``tile_m`` and ``cluster_m`` count columns of D, ``tile_n`` and ``cluster_n`` rows, and ``raster`` "m" walks along the columns. Tiles may so be as narrow as 32 rows. A B with scale factors is converted
+      inside the kernel, into registers, once for ``tile_n`` rows of activations; that is for tiles of 128 weights.
     - ``stages``: the most stages of the operand pipeline, at least 2; what shared memory leaves after the epilogue bounds it. None sets
       no other bound.
     """
@@ -141,14 +141,15 @@ class GemmConfig:
             return "convert_b: needs tiles of 64x128, the cooperative schedule, clusters of 1x1 and k_atoms 1: warpgroups that convert take the place of a second consumer"
         if self.convert_b and (problem.operand_bits != 16 or problem.b_parts != "single" or problem.grouping != "dense" or problem.b_major != "k"):
             return "convert_b: needs 16-bit products of one weight tensor that is contiguous along K, without groups"
-        if self.swap != (problem.a_format is not None):
-            return (
-                "swap: needs one operand B with scale factors, contiguous along K" if self.swap else "swap: needs to be True for an A in a block-scaled format"
-            )
-        if self.swap and (self.tile_m != 128 or self.pingpong or self.k_atoms > 1 or self.cluster_n > 1):
-            return "swap: needs tiles of 128 weights (tile_m), the cooperative schedule, cluster_n 1 and k_atoms 1: scale factors come for 128 weights and 64 elements along K at a time"
-        if self.swap and (problem.operand_bits != 16 or problem.b_parts != "single" or problem.grouping != "dense" or problem.a_major != "k"):
-            return "swap: needs 16-bit products of one weight tensor that is contiguous along K, without groups"
+        quantized = problem.a_format is not None
+        if quantized and not self.swap:
+            return "swap: needs to be True for an A in a block-scaled format"
+        if self.swap and (problem.b_parts != "single" or problem.grouping != "dense"):
+            return "swap: needs one weight tensor, without groups"
+        if quantized and (self.tile_m != 128 or self.pingpong or self.k_atoms > 1 or self.cluster_n > 1):
+            return "swap: weights with scale factors need tiles of 128 of them (tile_m), the cooperative schedule, cluster_n 1 and k_atoms 1: their factors come for 128 weights and 64 elements along K at a time"
+        if quantized and (problem.operand_bits != 16 or problem.a_major != "k"):
+            return "swap: weights with scale factors need 16-bit products, and to be contiguous along K"
         if problem.promotes and self.k_atoms > 1:
             return "k_atoms > 1: 8-bit operands with full accumulation take their sums every 128 elements"
         if problem.promotes and self.pingpong:

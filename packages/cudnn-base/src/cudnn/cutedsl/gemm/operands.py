@@ -13,7 +13,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from cudnn.cutedsl import layout
 from cudnn.cutedsl.epilogue.op import TensorSpec
-from cudnn.cutedsl.epilogue.rows import EqualRows, GroupedRows
+from cudnn.cutedsl.epilogue.rows import EqualRows, GroupedRows, SwappedRows
 from cudnn.cutedsl.gemm.config import SLAB_COLUMNS, TILE_K_BYTES, GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.cutedsl.gemm.scheduler import Tile, group_bounds
@@ -40,6 +40,8 @@ class Strided(LoopInvariant):
         self.pieces = 1 if problem.b_parts == "single" else config.tile_n // SLAB_COLUMNS
         self.parts = 1 if problem.b_parts == "single" else 2
         self.b_tensors = 2 if problem.b_parts == "pair" else 1
+        if config.swap:
+            self.rows = SwappedRows()
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
@@ -47,6 +49,10 @@ class Strided(LoopInvariant):
         rows = "n/2" if self.b_tensors == 2 else "n"
         a = TensorSpec(self.a_dtype, ("m", "k", "l"), 1 if self.a_k_major else 0)
         return (a, *(TensorSpec(self.b_dtype, (rows, "k", "l"), 1 if self.b_k_major else 0) for _ in range(self.b_tensors)))
+
+    def placed(self, operands):
+        """The caller's ``operands`` where the kernel has them, and its own where the caller has them."""
+        return (operands[1], operands[0], *operands[2:]) if self.config.swap else operands
 
     def offsets(self, tensors):
         """Host side: ends of the groups, None without groups."""

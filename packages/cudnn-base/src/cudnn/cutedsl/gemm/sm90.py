@@ -74,8 +74,9 @@ class GemmSm90(LoopInvariant):
 
     @cute.jit
     def __call__(self, operands, tensors, scalars, max_clusters: Int32, stream):
-        """Build descriptors and launch. ``operands``: the source's; ``tensors``, ``scalars``: what the epilogue takes; ``max_clusters``: clusters that fit on the device at once."""
+        """Build descriptors and launch. ``operands``: the source's, in the caller's order; ``tensors``, ``scalars``: what the epilogue takes; ``max_clusters``: clusters that fit on the device at once."""
         source = self.operands
+        operands = source.placed(operands)
         m, n, k, batches = source.extents(operands)
         schedule = self.scheduler.arguments(m, n, batches, cute.ceil_div(k, source.tile_k), source.offsets(operands))
         loads = source.descriptors(operands)

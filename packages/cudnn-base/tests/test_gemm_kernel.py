@@ -21,8 +21,9 @@ def test_nobody_waits_for_registers_that_are_not_there(consumers, converters):
     assert PRODUCER_REGISTERS + consumers * asked + converters * launched <= warpgroups * launched
 
 
+@pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize(("rows", "split"), [(1, 1), (16, 2), (32, 4), (33, 1), (300, 2)])
-def test_every_step_of_a_tile_once(rows, split):
+def test_every_step_of_a_tile_once(rows, split, swap):
     """With few rows each tile begins elsewhere, and still takes every one of its steps once; with more rows they begin at the first."""
     import cutlass
     from cutlass import Int32
@@ -32,12 +33,13 @@ def test_every_step_of_a_tile_once(rows, split):
     from cudnn.testing.host_kernels import run_threads
 
     columns, steps, tile_k = 1000, 11, 64
-    scheduler = DenseScheduler(GemmConfig(64, 128, split_k=split), tile_k)
-    tiles_m, tiles_n = -(-rows // 64), -(-columns // 128)
+    scheduler = DenseScheduler(GemmConfig(64, 128, split_k=split, swap=swap), tile_k)
+    m, n = (columns, rows) if swap else (rows, columns)
+    tiles_m, tiles_n = -(-m // 64), -(-n // 128)
     found = torch.full((tiles_m * tiles_n * split, steps), -1, dtype=torch.int32)
 
     def work(found, block, thread, number):
-        arguments = (Int32(tiles_m), Int32(tiles_n), Int32(tiles_m * tiles_n), Int32(steps), Int32(rows))
+        arguments = (Int32(tiles_m), Int32(tiles_n), Int32(tiles_m * tiles_n), Int32(steps), Int32(m), Int32(rows))
         tile = scheduler.tile(arguments, block // split, Int32(0), Int32(0), block % split)
         step = step_at(tile, thread)
         found[block * steps + thread] = cutlass.select_(thread < tile.k_tiles, tile.k // tile_k + step, Int32(-1))

@@ -84,7 +84,7 @@ SWAPPED = [
     GemmConfig(64, 128, 2, 1, swap=True, raster="n"),
     GemmConfig(128, 64, split_k=2, swap=True),
     GemmConfig(128, 128, 1, 2, pingpong=True, swap=True),
-    GemmConfig(128, 256, 2, 1, swap=True),
+    GemmConfig(128, 192, 2, 1, swap=True),
 ]
 
 

@@ -72,8 +72,8 @@ class DenseScheduler(LoopInvariant):
     runs through a strip of ``group`` cluster tiles along the raster direction before it moves one step along the other: the CTAs at work together then
     read few distinct rows of A and of B, which L2 holds. A place is the index in the list.
 
-    With few rows (``FEW_ROWS``, of the kernel's A) every cluster reads the same few lines of A: each begins with another step along K, or all would ask L2 for the same line at the same time. (With more rows that is what L2 serves best.) The
-    order depends on the tile alone, so results are the same on any device.
+    With few rows (``FEW_ROWS``, of A, or of B where operands are swapped) every cluster reads the same few lines of them: each begins with another step along K, or all would ask L2 for the same line at the same time. (With more rows that is
+    what L2 serves best.) The order depends on the tile alone, so results are the same on any device.
     """
 
     equal_steps = True
@@ -82,12 +82,12 @@ class DenseScheduler(LoopInvariant):
         self.config, self.tile_k = config, tile_k
 
     @cute.jit
-    def arguments(self, m: Int32, n: Int32, batches: Int32, k_tiles: Int32, offsets) -> tuple[Int32, Int32, Int32, Int32, Int32]:
-        """Host side: cluster tiles along M, along N, and all together; steps along K; rows."""
+    def arguments(self, m: Int32, n: Int32, batches: Int32, k_tiles: Int32, offsets) -> tuple[Int32, Int32, Int32, Int32, Int32, Int32]:
+        """Host side: cluster tiles along M, along N, and all together; steps along K; rows; how many lines all tiles have in common."""
         c = self.config
         tiles_m = cute.ceil_div(m, c.tile_m * c.cluster_m)
         tiles_n = cute.ceil_div(n, c.tile_n * c.cluster_n)
-        return tiles_m, tiles_n, tiles_m * tiles_n * batches, k_tiles, m
+        return tiles_m, tiles_n, tiles_m * tiles_n * batches, k_tiles, m, n if c.swap else m
 
     def most_tiles(self, arguments) -> Int32:
         """Host side: how many cluster tiles there are at most."""
@@ -109,14 +109,14 @@ class DenseScheduler(LoopInvariant):
     @cute.jit
     def tile(self, arguments, place: Int32, cta_m: Int32, cta_n: Int32, part: Int32) -> Tile:
         """This CTA's part of the cluster tile at ``place``; with split K, of its steps along K, which can be none."""
-        tiles_m, tiles_n, _, k_tiles, rows = arguments
+        tiles_m, tiles_n, _, k_tiles, rows, common = arguments
         c = self.config
         batch = place // (tiles_m * tiles_n)
         tile_m, tile_n = strip_order(c, place - batch * (tiles_m * tiles_n), tiles_m, tiles_n)
         begin, k_tiles = share(k_tiles, part, c.split_k)
         turn = Int32(0)
-        if rows <= FEW_ROWS:
-            turn = tile_n % cutlass.max(k_tiles, Int32(1))
+        if common <= FEW_ROWS:
+            turn = (tile_m if cutlass.const_expr(c.swap) else tile_n) % cutlass.max(k_tiles, Int32(1))
         return Tile((tile_m * c.cluster_m + cta_m) * c.tile_m, rows, tile_n * c.cluster_n + cta_n, batch, Int32(0), batch, begin * self.tile_k, k_tiles, turn)
 
 

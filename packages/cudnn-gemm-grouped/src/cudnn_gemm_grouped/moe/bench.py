@@ -159,15 +159,15 @@ def _transformers_missing() -> str | None:
     return None
 
 
-def _bind_transformers(inputs: Inputs) -> Call:
-    """The experts of a transformers model, in its grouped_mm implementation, on the inputs' weights."""
+def bind_transformers(inputs: Inputs, implementation: str = "grouped_mm") -> Call:
+    """The experts of a transformers model, in one of its implementations, on the inputs' weights."""
     import torch
     from transformers import MixtralConfig
     from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
     experts, hidden, inner = inputs["down"].shape
     config = MixtralConfig(num_local_experts=experts, num_experts_per_tok=inputs["index"].shape[1], hidden_size=hidden, intermediate_size=inner)
-    config._experts_implementation = "grouped_mm"
+    config._experts_implementation = implementation
     with torch.device("meta"):
         module = MixtralExperts(config)
 
@@ -207,7 +207,7 @@ BENCH = Benchmark(
     inputs=_inputs,
     ours=_ours,
     peers=(
-        Candidate("transformers", "transformers' grouped_mm experts", _bind_transformers, _named, _transformers_missing),
+        Candidate("transformers", "transformers' grouped_mm experts", bind_transformers, _named, _transformers_missing),
         Candidate("torch-compile", "the layer on torch._grouped_mm, torch.compile'd", _bind_compiled, _named),
     ),
     reference=_reference,

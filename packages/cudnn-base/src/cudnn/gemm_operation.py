@@ -354,8 +354,8 @@ class GemmOperation(APIBase):
             known = launch = None
         if launch is not None and state.active is None and known[0] == torch._C._cuda_getDevice():
             addresses = 0
-            for address in map(torch.Tensor.data_ptr, tensors):
-                addresses |= address
+            for t in tensors:
+                addresses |= t.data_ptr()
             if not addresses & 15:
                 count = self._operands
                 handle = torch._C._cuda_getCurrentRawStream(known[0]) if stream is None else launch_handle(stream, "torch", known[0])

@@ -109,6 +109,8 @@ class Gemm(DenseOperation):
         scaled = [(i, name, t) for i, name, t in ((0, "sfa_tensor", sample_sfa), (1, "sfb_tensor", sample_sfb)) if t is not None]
         layout = GemmLayout(rules, compact=False, whole_lines=False)
         super().__init__(samples, layout, scales=self._scales, scaled=scaled, sf_vec_size=self.sf_vec_size, backend=backend, config=config)
+        self._has_addend, self._has_bias = sample_addend is not None, sample_bias is not None
+        self._bare = self._scales is None and not self._has_addend and not self._has_bias
         self.alpha = checks.as_scalar("alpha", alpha)
         self.acc_dtype = checks.required_dtype("acc_dtype", "float32" if acc_dtype is None else acc_dtype)
         checks.check_free_hints(mma_tiler_mn, cluster_shape_mn)
@@ -179,20 +181,14 @@ class Gemm(DenseOperation):
             alpha = self.alpha
         elif type(alpha) is not float:
             alpha = checks.as_scalar("alpha", alpha)
-        optional = (addend_tensor, bias_tensor)
-        if tuple(t is not None for t in optional) != (self._has_addend, self._has_bias):
-            raise ValueError(f"addend_tensor, bias_tensor: found {_given(*optional)}, needs them given or None as the samples were")
-        plain = self._scales is None and sfa_tensor is sfb_tensor is None
-        scales = () if plain else self._given({"sfa_tensor": sfa_tensor, "sfb_tensor": sfb_tensor})
-        self._run((a_tensor, b_tensor, d_tensor, *[t for t in optional if t is not None], *scales), (alpha,), current_stream, workspace)
-
-    @property
-    def _has_addend(self) -> bool:
-        return "addend_tensor" in self._layout.names
-
-    @property
-    def _has_bias(self) -> bool:
-        return "bias_tensor" in self._layout.names
+        if (addend_tensor is not None) != self._has_addend or (bias_tensor is not None) != self._has_bias:
+            raise ValueError(f"addend_tensor, bias_tensor: found {_given(addend_tensor, bias_tensor)}, needs them given or None as the samples were")
+        if self._bare and sfa_tensor is sfb_tensor is None:
+            self._run((a_tensor, b_tensor, d_tensor), (alpha,), current_stream, workspace)
+            return
+        scales = self._given({"sfa_tensor": sfa_tensor, "sfb_tensor": sfb_tensor})
+        optional = [t for t in (addend_tensor, bias_tensor) if t is not None]
+        self._run((a_tensor, b_tensor, d_tensor, *optional, *scales), (alpha,), current_stream, workspace)
 
     def _reference(self, tensors: Tensors, scalars: Scalars) -> None:
         t = dict(zip(self._layout.names, tensors, strict=False))

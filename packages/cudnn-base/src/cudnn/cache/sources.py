@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 # These store kernels, and say what went wrong; nothing in them can change the generated code.
 _NOT_HASHED = ("cudnn.cache", "cudnn.dsl_check", "cudnn.errors", "cudnn.logs")
@@ -51,12 +52,69 @@ def _statements(source: bytes) -> list[tuple[int, str, tuple[str, ...]]]:
     return sorted(found)
 
 
+class _Finder:
+    """Specs of modules, each looked for once. importlib's own find_spec would import parent packages; this walks their directories instead.
+
+    ``places``: the directories that were looked into; ``tops``: where top-level modules are, None for those that are nowhere.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, importlib.machinery.ModuleSpec | None] = {}
+        self.places: set[str] = set()
+        self.tops: dict[str, tuple[str | None, ...] | None] = {}
+
+    def find(self, name: str) -> importlib.machinery.ModuleSpec | None:
+        if name not in self._found:
+            self._found[name] = self._look_for(name)
+        return self._found[name]
+
+    def _look_for(self, name: str) -> importlib.machinery.ModuleSpec | None:
+        package = name.rpartition(".")[0]
+        if not package:
+            try:
+                spec = importlib.util.find_spec(name)
+            except ValueError:  # loaded by hand, without a spec
+                spec = None
+            self.tops[name] = None if spec is None else (spec.origin, *(spec.submodule_search_locations or ()))
+            return spec
+        parent = self.find(package)
+        if parent is None or parent.submodule_search_locations is None:
+            return None
+        locations = list(parent.submodule_search_locations)
+        self.places.update(locations)
+        return importlib.machinery.PathFinder.find_spec(name, locations) or getattr(sys.modules.get(name), "__spec__", None)
+
+
+class _Closure(NamedTuple):
+    """What was found once, and what it stands on: files and directories as they were, and top-level modules where they were."""
+
+    hashes: dict[str, str]
+    signatures: dict[str, tuple[int, int]]
+    tops: dict[str, tuple[str | None, ...] | None]
+
+    def stands(self) -> bool:
+        finder = _Finder()
+        for name in self.tops:
+            finder.find(name)
+        return finder.tops == self.tops and all(_signature(path) == known for path, known in self.signatures.items())
+
+
+def _signature(path: str) -> tuple[int, int] | None:
+    """Time and size of a file or directory; None where there is none, as in a zip archive."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size
+
+
 class SourceIndex:
-    """Finds, reads and hashes modules; keeps what it learnt for as long as a file's time and size stay as they were."""
+    """Finds, reads and hashes modules; keeps what it learnt for as long as times and sizes of files and directories stay as they were."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._files: dict[str, tuple[tuple, str, list[_Import]]] = {}  # module -> (file and its signature, sha256, imports)
+        self._files: dict[str, tuple[tuple[str, tuple[int, int] | None], str, list[_Import]]] = {}  # module -> (file and its signature, sha256, imports)
+        self._closures: dict[tuple[str, ...], _Closure] = {}
         self._memo: dict[str, list] = {}  # sha256 of a source -> its import statements, as _statements gives them
         self._memo_path: Path | None = None
         self._memo_new = False
@@ -70,23 +128,38 @@ class SourceIndex:
         """
         with self._lock:
             self._open_memo(memo)
-            tops = {name.partition(".")[0] for name in modules}
-            result: dict[str, str] = {}
-            pending = list(modules)
-            while pending:
-                name = pending.pop()
-                if name in result:
-                    continue
-                spec = _find(name)
-                if spec is None:
-                    if name in modules:
-                        raise ModuleNotFoundError(f"cache sources: found no module named {name!r}", name=name)
-                    result[name] = "not installed"
-                    continue
-                result[name], imports = self._read(name, spec)
-                pending += [n for n in self._targets(imports, tops) if n not in result]
+            known = self._closures.get(tuple(modules))
+            if known is None or not known.stands():
+                known = self._closure(modules)
+                if None not in known.signatures.values():
+                    self._closures[tuple(modules)] = known
             self.save_memo()
-            return dict(sorted(result.items()))
+            return dict(known.hashes)
+
+    def _closure(self, modules: Sequence[str]) -> _Closure:
+        finder = _Finder()
+        tops = {name.partition(".")[0] for name in modules}
+        result: dict[str, str] = {}
+        signatures: dict[str, Any] = {}
+        pending = list(modules)
+        while pending:
+            name = pending.pop()
+            if name in result:
+                continue
+            spec = finder.find(name)
+            if spec is None:
+                if name in modules:
+                    raise ModuleNotFoundError(f"cache sources: found no module named {name!r}", name=name)
+                result[name] = "not installed"
+                continue
+            result[name], imports = self._read(name, spec)
+            if name in self._files:
+                path, signature = self._files[name][0]
+                signatures[path] = signature
+            pending += [n for n in self._targets(imports, tops, finder) if n not in result]
+        for place in finder.places:
+            signatures.setdefault(place, _signature(place))
+        return _Closure(dict(sorted(result.items())), signatures, finder.tops)
 
     def edited(self, modules: Iterable[str]) -> list[str]:
         """Those of ``modules``, hashed before, that are loaded here from a file which has changed since this process began.
@@ -95,14 +168,14 @@ class SourceIndex:
         """
         with self._lock:
             known = ((name, self._files[name][0][1]) for name in modules if name in self._files and name in sys.modules)
-            return [name for name, changed in known if changed is not None and changed > _STARTED_NS]
+            return [name for name, signature in known if signature is not None and signature[0] > _STARTED_NS]
 
-    def _targets(self, imports: Iterable[_Import], tops: set[str]) -> Iterable[str]:
+    def _targets(self, imports: Iterable[_Import], tops: set[str], finder: _Finder) -> Iterable[str]:
         for module, names in imports:
             top = module.partition(".")[0]
             if not (top == "cudnn" or top.startswith("cudnn_") or top in tops) or _skipped(module):
                 continue
-            submodules = [f"{module}.{n}" for n in names if n != "*" and not _skipped(f"{module}.{n}") and _find(f"{module}.{n}") is not None]
+            submodules = [f"{module}.{n}" for n in names if n != "*" and not _skipped(f"{module}.{n}") and finder.find(f"{module}.{n}") is not None]
             yield from submodules
             if not names or len(submodules) < sum(not _skipped(f"{module}.{n}") for n in names):
                 yield module
@@ -110,11 +183,7 @@ class SourceIndex:
     def _read(self, name: str, spec: importlib.machinery.ModuleSpec) -> tuple[str, list[_Import]]:
         if not spec.has_location or spec.origin is None:  # a namespace package has no source of its own
             return "no source", []
-        try:
-            stat = os.stat(spec.origin)
-            signature = (spec.origin, stat.st_mtime_ns, stat.st_size)
-        except OSError:  # inside a zip archive
-            signature = (spec.origin, None, None)
+        signature = (spec.origin, _signature(spec.origin))
         known = self._files.get(name)
         if known is not None and known[0] == signature and signature[1] is not None:
             return known[1], known[2]
@@ -173,24 +242,6 @@ def _absolute(level: int, module: str, package: str) -> str:
     base = package.split(".")
     base = base[: len(base) - level + 1]
     return ".".join([*base, module] if module else base)
-
-
-def _find(name: str) -> importlib.machinery.ModuleSpec | None:
-    """The spec of ``name``. importlib's own find_spec would import its parent packages; this walks their directories instead."""
-    top, *rest = name.split(".")
-    try:
-        spec = importlib.util.find_spec(top)
-    except ValueError:  # loaded by hand, without a spec
-        spec = None
-    full = top
-    for part in rest:
-        if spec is None or spec.submodule_search_locations is None:
-            return None
-        full = f"{full}.{part}"
-        loaded = sys.modules.get(full)
-        locations = list(spec.submodule_search_locations)
-        spec = importlib.machinery.PathFinder.find_spec(full, locations) or getattr(loaded, "__spec__", None)
-    return spec
 
 
 _index = SourceIndex()

@@ -82,7 +82,7 @@ def main() -> int:
     if arguments.json:
         result = {
             "what": "memory of a layer of experts, forward and backward, beyond its operands",
-            "command": "python " + " ".join(sys.argv),
+            "command": " ".join(["python", *sys.argv]),
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "rows": rows,
             "device": environment.describe_device("cuda:0"),

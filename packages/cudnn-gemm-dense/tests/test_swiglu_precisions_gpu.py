@@ -192,10 +192,10 @@ def test_a_workspace_of_the_caller_is_enough():
     workspace = guarded[256:-256]
     op.execute(**inputs, **outputs, workspace=workspace)
     hooks.check(inputs, outputs)
-    # A process's first capture allocates something for torch's generators.
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+    # torch allocates the state of its generators for a capture while no other graph is alive.
+    alive, graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(alive):
         workspace.zero_()
-    graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     with torch.cuda.graph(graph):

@@ -94,6 +94,18 @@ class TestRow:
         assert run._ratios(entries) == {"ours-plain": 0.5, "peer": 2.0}
         assert run._ratios({"peer": {"us": 1.0}}) == {}
 
+    @pytest.mark.parametrize(("merged", "right"), [({"y": float("-inf")}, True), ({}, False)])
+    def test_what_is_merged_into_is_not_poisoned(self, toy, measured, merged, right):
+        """An output that grows from what it holds, as amax does: NaN in it would stay."""
+
+        def bind(inputs):
+            out = torch.full_like(inputs["x"], float("-inf"))
+            return lambda: out.copy_(torch.maximum(out, inputs["x"] * 2))
+
+        object.__setattr__(toy.bench, "peers", (run.Candidate("eager", "grows", bind, lambda out: {"y": out}, in_place=True, merged=merged),))
+        (row, _), _ = measured(("eager",))
+        assert (row["candidates"]["eager"]["status"] == "ok") == right
+
     def test_other_seeds_are_other_data(self, toy):
         a, b = (toy.bench.inputs((4, 4), "float32", "cpu", run._generator("cpu", seed))["x"] for seed in (1, 2))
         assert not torch.equal(a, b)

@@ -104,7 +104,7 @@ def measure_shape(
             continue
         entries[name].update(_statistics(times[name], ready[name], bench.flops(shape), bench.bytes(shape, dtype), rates))
         if candidate.in_place:
-            after = _judge(candidate.outputs(_timed_outputs(calls[name][0], ready[name])), expected, limits)
+            after = _judge(_timed_outputs(candidate, calls[name][0], ready[name]), expected, limits)
             if after["status"] != "ok":
                 entries[name] = {"title": candidate.title, "whole": candidate.whole, **after, "reason": f"after the timed calls: {after['reason']}"}
     row = {
@@ -273,16 +273,18 @@ def _judge(outputs: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Ten
     return {**found, "reason": "; ".join(bad)} if bad else found
 
 
-def _timed_outputs(call: Callable[[], Any], prepared: Prepared) -> Any:
-    """What the timed calls themselves write: the output tensors of ``call``, poisoned, after one more turn."""
+def _timed_outputs(candidate: Candidate, call: Callable[[], Any], prepared: Prepared) -> Mapping[str, Any]:
+    """What the timed calls themselves write: the outputs of ``call``, poisoned, after one more turn."""
     import torch
 
     outputs = call()
     for tensor in outputs if isinstance(outputs, (tuple, list)) else [outputs]:
         if isinstance(tensor, torch.Tensor):
             tensor.fill_(math.nan if tensor.dtype.is_floating_point else 255)
+    for name, value in candidate.merged.items():
+        candidate.outputs(outputs)[name].fill_(value)
     prepared.run()
-    return outputs
+    return candidate.outputs(outputs)
 
 
 def _statistics(times: Sequence[float], prepared: Prepared, flops: float, count: float, rates: Mapping[str, float]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class Candidate:
     - ``missing()``: None, or why it cannot run here (a package that is not installed, an error of its own).
     - ``whole``: whether it does all of the operation's work; one that does not is a yardstick and enters no mean.
     - ``in_place``: ``bind`` allocates the outputs once and every call writes them, so that they can be checked after the timed replays.
+    - ``merged``: the outputs of those that a call merges into what they hold, by name, and what they hold before.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Candidate:
     missing: Callable[[], str | None] = lambda: None
     whole: bool = True
     in_place: bool = False
+    merged: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ def _ours(config: Config) -> Candidate:
         lambda inputs: _bind(inputs, config),
         lambda result: {"c": result[0].squeeze(-1), "amax": result[1].view(1)},
         in_place=True,
+        merged={"amax": float("-inf")},
     )
 
 

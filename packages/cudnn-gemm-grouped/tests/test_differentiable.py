@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch._dynamo.testing
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from cudnn.cutedsl.pointwise import GatedGradientSpec
 from cudnn.reference import join_gate_up, split_gate_up
@@ -648,6 +649,36 @@ def test_no_gradient_counts_as_zeros(device, operator):
         out = CASES["moe_mlp"].function(*inputs, **told)
     for grad in torch.autograd.grad(Stopped.apply(out).sum(), inputs):
         assert not grad.any()
+
+
+@DEVICES
+@pytest.mark.parametrize("kept", [False, True])
+def test_gate_and_up_are_freed_before_the_gradients_of_the_weights(device, kept, monkeypatch):
+    """With few wide experts they are the most that a backward pass holds. A graph that is kept keeps them, and gives the same gradients again."""
+    inputs, told = CASES["moe_mlp"].make(5, device)
+    held, gone = [], []
+    gradient, weight = layer.gated_linear_gradient, layer.weight_as_stored
+
+    def of_gate_and_up(d_y, down, pre, *rest, **options):
+        held.append(StorageWeakRef(pre.untyped_storage()))
+        return gradient(d_y, down, pre, *rest, **options)
+
+    def of_a_weight(*arguments):
+        gone.append(held[-1].expired())
+        return weight(*arguments)
+
+    monkeypatch.setattr(layer, "gated_linear_gradient", of_gate_and_up)
+    monkeypatch.setattr(layer, "weight_as_stored", of_a_weight)
+    out = CASES["moe_mlp"].function(*inputs, **told).sum()
+    found = torch.autograd.grad(out, inputs, retain_graph=kept)
+    assert gone and all(one is not kept for one in gone)
+    if kept:
+        # The gradient of the choices' weights is added up in any order.
+        assert all(relative_error(one, other) < 1e-5 for one, other in zip(found, torch.autograd.grad(out, inputs), strict=True))
+        assert gone[-1]
+    else:
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            torch.autograd.grad(out, inputs)
 
 
 @DEVICES

@@ -6,7 +6,7 @@ nothing watches computes, saves and differentiates the same through an ``autogra
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ class DirectOperator:
         tensors: how many of the first arguments are tensors or None. The others hold none.
         kept: whether all outputs but the first are for the backward pass alone. A call then returns the first.
         setup_context, backward: as registered with it. None for one without gradients: a call that would need some goes to ``operator``, which refuses them.
+        consumer: ``function`` with its arguments in one list that it empties, for `consume`.
     """
 
     def __init__(
@@ -48,28 +49,43 @@ class DirectOperator:
         setup_context: Callable[..., None] | None = None,
         backward: Callable[..., tuple[Any, ...]] | None = None,
         kept: bool = False,
+        consumer: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        self.operator, self.function, self.tensors, self.kept = operator, function, tensors, kept
+        self.operator, self.function, self.tensors, self.kept, self.consumer = operator, function, tensors, kept, consumer
         self._node = None if setup_context is None or backward is None else _node(function, tensors, setup_context, backward, kept)
 
     def __call__(self, *arguments: Any) -> Any:
-        if watched():
+        needs_grad = self._differentiates(arguments[: self.tensors])
+        if needs_grad is None or (needs_grad and self._node is None):
             return self._through_operator(arguments)
-        needs_grad = False
-        tensors = arguments[: self.tensors]
-        for t in tensors:
-            if t is not None:
-                kind = type(t)
-                if (kind is not Tensor and kind is not Parameter) or t.is_meta or t.is_neg() or t._is_zerotensor():
-                    return self._through_operator(arguments)
-                needs_grad = needs_grad or t.requires_grad
-        if needs_grad and torch.is_grad_enabled():
-            return self._through_operator(arguments) if self._node is None else self._node.apply(*tensors, arguments[self.tensors :])
+        if needs_grad:
+            return self._node.apply(*arguments[: self.tensors], arguments[self.tensors :])
         with torch._C._AutoDispatchBelowAutograd():
             found = self.function(*arguments)
         return found[0] if self.kept else found
 
-    def _through_operator(self, arguments: tuple[Any, ...]) -> Any:
+    def consume(self, arguments: list[Any]) -> Any:
+        """As a call with ``arguments``, which are taken out of the list: a tensor that nobody else holds is freed as soon as it is not needed any more."""
+        if self._differentiates(arguments[: self.tensors]) is not False:
+            return self._through_operator(arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return self.consumer(arguments)  # type: ignore[misc]
+
+    @staticmethod
+    def _differentiates(tensors: Sequence[Any]) -> bool | None:
+        """Whether a call has gradients; None for one that goes through the operator itself."""
+        if watched():
+            return None
+        needs_grad = False
+        for t in tensors:
+            if t is not None:
+                kind = type(t)
+                if (kind is not Tensor and kind is not Parameter) or t.is_meta or t.is_neg() or t._is_zerotensor():
+                    return None
+                needs_grad = needs_grad or t.requires_grad
+        return needs_grad and torch.is_grad_enabled()
+
+    def _through_operator(self, arguments: Sequence[Any]) -> Any:
         found = self.operator(*arguments)
         return found[0] if self.kept else found
 

@@ -12,7 +12,7 @@ from cudnn.determinism import resolve
 from cudnn.memo import Memo
 from cudnn.reference.grouped import GluScalars, group_of_rows
 from cudnn.torch_autocast import cast_inputs, needs_grad
-from cudnn.torch_direct import DirectOperator
+from cudnn.torch_direct import DirectOperator, watched
 from cudnn_gemm_grouped.moe.checks import (
     DEFAULT_SCALARS,
     check_activation,
@@ -316,28 +316,35 @@ def as_features(w: Tensor, transposed: bool) -> Tensor:
     return w.transpose(1, 2) if transposed else w
 
 
-def _mlp_backward(
-    grad: Tensor,
-    x: Optional[Tensor],  # noqa: UP045
-    gate_up: Optional[Tensor],  # noqa: UP045
-    up: Optional[Tensor],  # noqa: UP045
-    down: Optional[Tensor],  # noqa: UP045
-    down_bias: Optional[Tensor],  # noqa: UP045
-    factors: Optional[Tensor],  # noqa: UP045
-    pre: Tensor,
-    activated: Tensor,
-    ends: Tensor,
-    token: Optional[Tensor],  # noqa: UP045
-    pair: Optional[Tensor],  # noqa: UP045
-    position: Optional[Tensor],  # noqa: UP045
-    activation: str,
-    scalars: Sequence[float],
-    glu_layout: str,
-    transposed: bool,
-    deterministic: bool,
-    needs: Sequence[bool],
-) -> list[Tensor]:
-    """Gradients of x, gate_up, up, down, gate_up_bias, down_bias (both in float32) and factors, those that ``needs`` names. What none of them needs may be None, or empty."""
+def _mlp_backward(*arguments: Any) -> list[Tensor]:
+    return _gradients([*arguments])
+
+
+def _gradients(arguments: list[Any]) -> list[Tensor]:
+    """Gradients of x, gate_up, up, down, gate_up_bias, down_bias (both in float32) and factors, those that ``needs`` names. What none of them needs may be None, or empty. The arguments, in the order of the
+    operator's schema, are taken out of the list: gate and up, the largest of them, are let go before the weights' gradients are made."""
+    (
+        grad,
+        x,
+        gate_up,
+        up,
+        down,
+        down_bias,
+        factors,
+        pre,
+        activated,
+        ends,
+        token,
+        pair,
+        position,
+        activation,
+        scalars,
+        glu_layout,
+        transposed,
+        deterministic,
+        needs,
+    ) = arguments
+    arguments.clear()
     need_x, need_gate, need_up, need_down, need_gate_bias, need_down_bias, need_factors = needs
     prob = pair_factors(factors, pair)
     d_y, dprob = _gradient_of_rows(grad, token, down_bias if need_factors else None, ends)
@@ -360,6 +367,7 @@ def _mlp_backward(
         d_pre, d_gate_bias = made.pre, made.bias
         activated = made.activated if need_down else activated
         del made
+    del pre
     d_down = weight_as_stored(d_y, activated, ends, transposed) if need_down else None
     d_down_bias = column_sums(d_y, ends, prob).contiguous() if need_down_bias else None
     del d_y, activated
@@ -397,7 +405,13 @@ def weight_as_stored(features: Tensor, inputs: Tensor, ends: Tensor, transposed:
     return weight_gradient(inputs, features, ends) if transposed else weight_gradient(features, inputs, ends)
 
 
-experts_mlp_backward = torch.library.custom_op("cudnn::moe_mlp_backward", _mlp_backward, mutates_args=())
+experts_mlp_backward = torch.library.custom_op(
+    "cudnn::moe_mlp_backward",
+    _mlp_backward,
+    mutates_args=(),
+    schema="(Tensor grad, Tensor? x, Tensor? gate_up, Tensor? up, Tensor? down, Tensor? down_bias, Tensor? factors, Tensor pre, Tensor activated, Tensor ends, Tensor? token, Tensor? pair, Tensor? position,"
+    " str activation, float[] scalars, str glu_layout, bool transposed, bool deterministic, bool[] needs) -> Tensor[]",
+)
 
 
 @experts_mlp_backward.register_fake
@@ -474,7 +488,11 @@ def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
     needs = list(ctx.needs_input_grad[:7])
     if grad is None:
         grad = torch.zeros(**ctx.out_like)
-    made = iter(_DIRECT_BACKWARD(grad, *ctx.saved_tensors, *ctx.form, needs))
+    arguments = [grad, *ctx.saved_tensors, *ctx.form, needs]
+    if not watched():
+        # Else what is saved lives until all gradients are there.
+        ctx.maybe_clear_saved_tensors()
+    made = iter(_DIRECT_BACKWARD.consume(arguments))
     found = [next(made) if need else None for need in needs]
     for i, dtype in zip((4, 5), ctx.bias_dtypes, strict=True):
         found[i] = None if found[i] is None else found[i].to(dtype)
@@ -483,4 +501,4 @@ def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
 
 experts_mlp.register_autograd(_backward, setup_context=_setup_context)
 _DIRECT = DirectOperator(experts_mlp, _mlp, 11, _setup_context, _backward, kept=True)
-_DIRECT_BACKWARD = DirectOperator(experts_mlp_backward, _mlp_backward, 13)
+_DIRECT_BACKWARD = DirectOperator(experts_mlp_backward, _mlp_backward, 13, consumer=_gradients)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 
 import pytest
 import torch
 import torch._dynamo.testing
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cudnn.testing.conformance import same_bits
 from cudnn.testing.numeric import relative_error
@@ -338,6 +341,91 @@ def test_torch_compile_of_the_module(device):
         assert relative_error(one, other) < 1e-2
     with torch.no_grad():
         assert relative_error(compiled(x), eager.detach()) < 1e-2
+
+
+class Stopped(torch.autograd.Function):
+    """The identity, whose gradient is None."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+@DEVICES
+@ALL
+@pytest.mark.parametrize("operator", [False, True])
+def test_no_gradient_counts_as_zeros(name, operator, device):
+    """In plain eager calls, which pass torch's dispatcher by, and in those that something watches."""
+    function, _, make = CASES[name]
+    inputs = make((5, 4), device)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) if operator else contextlib.nullcontext():
+        out = function(*inputs)
+    for grad in torch.autograd.grad(Stopped.apply(out).sum(), inputs):
+        assert not grad.any()
+
+
+@DEVICES
+@ALL
+def test_watched_calls_give_the_same(name, device):
+    function, _, make = CASES[name]
+    inputs = make((5, 4), device)
+    grad = torch.randn_like(function(*inputs))
+    plain = gradients(function, inputs, grad)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        watched = gradients(function, inputs, grad)
+    for one, other in zip(plain, watched, strict=True):
+        assert torch.equal(one, other) or relative_error(one, other) < 1e-5
+
+
+class Zeros(TorchDispatchMode):
+    """Notes how many zeros are made at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if "zeros" in func.name():
+            self.made.append(out.numel())
+        return out
+
+
+@DEVICES
+@pytest.mark.parametrize("name", ["swiglu_mlp", "situ_mlp", "gemm_swiglu", "gemm_srelu"])
+def test_no_zeros_are_made_for_what_is_only_saved(name, device):
+    """The pre-activation has no gradient, and zeros in its place would take as much memory."""
+    function, _, make = CASES[name]
+    inputs = make((40,), device)
+    with Zeros() as zeros:
+        function(*inputs).sum().backward()
+    # Factors of rows have a gradient that is added to.
+    assert max(zeros.made, default=0) <= 40
+
+
+@DEVICES
+@pytest.mark.parametrize("kept", [False, True])
+def test_gate_and_up_are_freed_before_the_other_gradients(device, kept, monkeypatch):
+    held, gone = [], []
+    gradient, other = mlp_ops.gated_gradient_product, mlp_ops.product
+
+    def of_gate_and_up(grad, w, pre, **options):
+        held.append(StorageWeakRef(pre.untyped_storage()))
+        return gradient(grad, w, pre, **options)
+
+    def product(*arguments, **options):
+        gone.extend(one.expired() for one in held[-1:])
+        return other(*arguments, **options)
+
+    monkeypatch.setattr(mlp_ops, "gated_gradient_product", of_gate_and_up)
+    monkeypatch.setattr(mlp_ops, "product", product)
+    inputs = CASES["swiglu_mlp"][2]((40,), device)
+    torch.autograd.grad(swiglu_mlp(*inputs).sum(), inputs, retain_graph=kept)
+    assert gone and all(one is not kept for one in gone)
 
 
 def test_opcheck():

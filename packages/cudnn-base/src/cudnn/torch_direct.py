@@ -27,6 +27,17 @@ def watched() -> bool:
     )
 
 
+def without_zeros(ctx: Any, out: Tensor) -> None:
+    """For ``setup_context``: of outputs that are for the backward pass alone autograd makes no gradients of zeros, which would take as much memory as they do. That of ``out`` can then be None, see `gradient_of`."""
+    ctx.set_materialize_grads(False)
+    ctx.out_like = {"size": out.shape, "dtype": out.dtype, "device": out.device}
+
+
+def gradient_of(ctx: Any, grad: Tensor | None) -> Tensor:
+    """The gradient of the output named to `without_zeros`; zeros where there is none."""
+    return torch.zeros(**ctx.out_like) if grad is None else grad
+
+
 class DirectOperator:
     """What ``operator``, a torch.library.custom_op, computes, called with positional arguments.
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cudnn.torch_autocast import cast_inputs, needs_grad
+from cudnn.torch_direct import DirectOperator, gradient_of, watched, without_zeros
 from cudnn_gemm_dense.mlp.products import gated_gradient_product, gated_product
 from cudnn_gemm_dense.products import check_features, product
 
@@ -73,7 +74,7 @@ def _mlp(op: str, x: Any, Wg: Any, Wu: Any, Wd: Any, activation: str, constants:
     x, Wg, Wu, Wd = cast_inputs(x.device.type, x, Wg, Wu, Wd)  # noqa: N806
     _check(op, (("x", x), ("Wg", Wg), ("Wu", Wu), ("Wd", Wd)))
     rows = x.reshape(-1, x.shape[-1])
-    out, _, _ = gated_mlp(rows, Wg, Wu, Wd, activation, list(constants), needs_grad(x, Wg, Wu))
+    out = _DIRECT(rows, Wg, Wu, Wd, activation, list(constants), needs_grad(x, Wg, Wu))
     return out.view(x.shape)
 
 
@@ -101,13 +102,15 @@ def _check(op: str, named: Sequence[tuple[str, Tensor]]) -> None:
 
 
 # torch.library reads these annotations, so they are spelled as it knows them.
-@torch.library.custom_op("cudnn::gated_mlp", mutates_args=())
-def gated_mlp(
+def _gated_mlp(
     x: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor, activation: str, constants: Sequence[float], keep: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(out (M, H), [gate | up] (M, 2 I) or where not ``keep`` nothing (0,), activated (M, I)) of x (M, H)."""
     activated, pre = gated_product(x, (gate_weight, up_weight), keep=keep, activation=activation, constants=tuple(constants))
     return product(activated, down_weight), x.new_empty(0) if pre is None else pre, activated
+
+
+gated_mlp = torch.library.custom_op("cudnn::gated_mlp", _gated_mlp, mutates_args=())
 
 
 @gated_mlp.register_fake
@@ -117,24 +120,20 @@ def _(x, gate_weight, up_weight, down_weight, activation, constants, keep):
     return x.new_empty(x.shape), pre, x.new_empty((x.shape[0], inner))
 
 
-@torch.library.custom_op("cudnn::gated_mlp_backward", mutates_args=())
-def gated_mlp_backward(
-    grad: Tensor,
-    x: Tensor,
-    gate_weight: Tensor,
-    up_weight: Tensor,
-    down_weight: Tensor,
-    pre: Tensor,
-    activated: Tensor,
-    activation: str,
-    constants: Sequence[float],
-    needs: Sequence[bool],
-) -> list[Tensor]:
-    """Gradients of x (M, H), of [Wg; Wu] (2 I, H) or of one of them, and of Wd, those that ``needs`` (x, Wg, Wu, Wd) names. What a gradient does not need may be empty."""
+def _gated_mlp_backward(*arguments: Any) -> list[Tensor]:
+    return _gradients([*arguments])
+
+
+def _gradients(arguments: list[Any]) -> list[Tensor]:
+    """Gradients of x (M, H), of [Wg; Wu] (2 I, H) or of one of them, and of Wd, those that ``needs`` (x, Wg, Wu, Wd) names. What a gradient does not need may be empty. The arguments, in the order of the operator's
+    schema, are taken out of the list: gate and up, the largest of them, are let go before the other gradients are made."""
+    grad, x, gate_weight, up_weight, down_weight, pre, activated, activation, constants, needs = arguments
+    arguments.clear()
     need_x, need_gate, need_up, need_down = needs
     found = []
     if need_x or need_gate or need_up:
         d_pre = gated_gradient_product(grad, down_weight.t(), pre, activation=activation, constants=tuple(constants))
+        del pre
         d_gate, d_up = d_pre.chunk(2, 1)
         if need_x:
             found.append(product(d_up, up_weight.t(), addend=product(d_gate, gate_weight.t())))
@@ -144,6 +143,14 @@ def gated_mlp_backward(
     if need_down:
         found.append(product(grad.t(), activated.t()))
     return found
+
+
+gated_mlp_backward = torch.library.custom_op(
+    "cudnn::gated_mlp_backward",
+    _gated_mlp_backward,
+    mutates_args=(),
+    schema="(Tensor grad, Tensor x, Tensor gate_weight, Tensor up_weight, Tensor down_weight, Tensor pre, Tensor activated, str activation, float[] constants, bool[] needs) -> Tensor[]",
+)
 
 
 @gated_mlp_backward.register_fake
@@ -176,11 +183,16 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     )
     ctx.activation, ctx.constants = activation, constants
     ctx.mark_non_differentiable(pre, activated)
+    without_zeros(ctx, output[0])
 
 
-def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
     needs = list(ctx.needs_input_grad[:4])
-    found = iter(gated_mlp_backward(grad, *ctx.saved_tensors, ctx.activation, ctx.constants, needs))
+    arguments = [gradient_of(ctx, grad), *ctx.saved_tensors, ctx.activation, ctx.constants, needs]
+    if not watched():
+        # Else what is saved lives until all gradients are there.
+        ctx.maybe_clear_saved_tensors()
+    found = iter(_DIRECT_BACKWARD.consume(arguments))
     need_x, need_gate, need_up, need_down = needs
     d_x = next(found) if need_x else None
     d_gate = d_up = None
@@ -192,3 +204,5 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
 
 
 gated_mlp.register_autograd(_backward, setup_context=_setup_context)
+_DIRECT = DirectOperator(gated_mlp, _gated_mlp, 4, _setup_context, _backward, kept=True)
+_DIRECT_BACKWARD = DirectOperator(gated_mlp_backward, _gated_mlp_backward, 7, consumer=_gradients)

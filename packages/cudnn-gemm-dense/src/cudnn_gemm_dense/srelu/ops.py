@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cudnn import checks
 from cudnn.torch_autocast import cast_inputs, needs_grad
+from cudnn.torch_direct import DirectOperator, gradient_of, without_zeros
 from cudnn_gemm_dense.linear import check_linear
 from cudnn_gemm_dense.products import check_features, product, srelu_gradient
 from cudnn_gemm_dense.srelu.products import srelu_product
@@ -50,16 +51,18 @@ def gemm_srelu(x: Tensor, w: Tensor, *, prob: Tensor | None = None, alpha: float
         if tuple(prob.shape) not in (tuple(x.shape[:-1]), (*x.shape[:-1], 1)):
             raise ValueError(f"gemm_srelu: prob has shape {tuple(prob.shape)}, needs {tuple(x.shape[:-1])} or {(*x.shape[:-1], 1)}, a factor for each row of x")
         factors = prob.reshape(-1)
-    out, _ = linear_srelu(rows, w, factors, checks.as_scalar("alpha", alpha), needs_grad(x, w, prob))
+    out = _DIRECT(rows, w, factors, checks.as_scalar("alpha", alpha), needs_grad(x, w, prob))
     return out.view(*x.shape[:-1], w.shape[0])
 
 
 # torch.library reads these annotations, so they are spelled as it knows them.
-@torch.library.custom_op("cudnn::linear_srelu", mutates_args=())
-def linear_srelu(x: Tensor, w: Tensor, prob: Optional[Tensor], alpha: float, keep: bool) -> tuple[Tensor, Tensor]:  # noqa: UP045
+def _linear_srelu(x: Tensor, w: Tensor, prob: Optional[Tensor], alpha: float, keep: bool) -> tuple[Tensor, Tensor]:  # noqa: UP045
     """(prob * relu(s)² (M, N), s = alpha * x wᵀ or where not ``keep`` nothing (0,)) of x (M, K) and prob (M,)."""
     activated, pre = srelu_product(x, w, prob, alpha=alpha, keep=keep)
     return activated, x.new_empty(0) if pre is None else pre
+
+
+linear_srelu = torch.library.custom_op("cudnn::linear_srelu", _linear_srelu, mutates_args=())
 
 
 @linear_srelu.register_fake
@@ -68,8 +71,7 @@ def _(x, w, prob, alpha, keep):
     return x.new_empty(shape), x.new_empty(shape) if keep else x.new_empty(0)
 
 
-@torch.library.custom_op("cudnn::linear_srelu_backward", mutates_args=())
-def linear_srelu_backward(
+def _linear_srelu_backward(
     grad: Tensor,
     x: Tensor,
     w: Tensor,
@@ -89,6 +91,9 @@ def linear_srelu_backward(
     if need_prob:
         found.append(d_prob)
     return found
+
+
+linear_srelu_backward = torch.library.custom_op("cudnn::linear_srelu_backward", _linear_srelu_backward, mutates_args=())
 
 
 @linear_srelu_backward.register_fake
@@ -112,13 +117,16 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.save_for_backward(x if need_w else nothing, w if need_x else nothing, *((prob,) if ctx.has_prob else ()), output[1])
     ctx.alpha = alpha
     ctx.mark_non_differentiable(output[1])
+    without_zeros(ctx, output[0])
 
 
-def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
     x, w, *prob, pre = ctx.saved_tensors
     needs = list(ctx.needs_input_grad[:3])
-    found = iter(linear_srelu_backward(grad, x, w, prob[0] if ctx.has_prob else None, pre, ctx.alpha, needs))
+    found = iter(_DIRECT_BACKWARD(gradient_of(ctx, grad), x, w, prob[0] if ctx.has_prob else None, pre, ctx.alpha, needs))
     return *(next(found) if needed else None for needed in needs), None, None
 
 
 linear_srelu.register_autograd(_backward, setup_context=_setup_context)
+_DIRECT = DirectOperator(linear_srelu, _linear_srelu, 3, _setup_context, _backward, kept=True)
+_DIRECT_BACKWARD = DirectOperator(linear_srelu_backward, _linear_srelu_backward, 5)

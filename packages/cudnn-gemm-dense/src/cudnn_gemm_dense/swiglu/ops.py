@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cudnn import checks
 from cudnn.torch_autocast import cast_inputs, needs_grad
+from cudnn.torch_direct import DirectOperator, gradient_of, without_zeros
 from cudnn_gemm_dense.linear import check_linear
 from cudnn_gemm_dense.mlp.products import gated_product
 from cudnn_gemm_dense.products import check_features, gated_gradient, product
@@ -50,16 +51,18 @@ def gemm_swiglu(x: Tensor, w: Tensor | Sequence[Tensor], *, alpha: float = 1.0, 
         raise ValueError(f"gemm_swiglu: w has {n} rows, needs an even number: a gate and an up row for each output")
     check_features("gemm_swiglu", "each half of w", "rows", n // 2)
     rows = x.reshape(-1, x.shape[-1])
-    out, _ = linear_swiglu(rows, weights[0], weights[1] if len(weights) == 2 else None, checks.as_scalar("alpha", alpha), glu_layout, needs_grad(x, *weights))
+    out = _DIRECT(rows, weights[0], weights[1] if len(weights) == 2 else None, checks.as_scalar("alpha", alpha), glu_layout, needs_grad(x, *weights))
     return out.view(*x.shape[:-1], n // 2)
 
 
 # torch.library reads these annotations, so they are spelled as it knows them.
-@torch.library.custom_op("cudnn::linear_swiglu", mutates_args=())
-def linear_swiglu(x: Tensor, w: Tensor, up: Optional[Tensor], alpha: float, glu_layout: str, keep: bool) -> tuple[Tensor, Tensor]:  # noqa: UP045
+def _linear_swiglu(x: Tensor, w: Tensor, up: Optional[Tensor], alpha: float, glu_layout: str, keep: bool) -> tuple[Tensor, Tensor]:  # noqa: UP045
     """(activated (M, N/2), pre-activation (M, N) or where not ``keep`` nothing (0,)) of x (M, K); ``up``: the second of two separate weights."""
     activated, pre = gated_product(x, (w,) if up is None else (w, up), alpha=alpha, glu_layout=glu_layout, keep=keep)
     return activated, x.new_empty(0) if pre is None else pre
+
+
+linear_swiglu = torch.library.custom_op("cudnn::linear_swiglu", _linear_swiglu, mutates_args=())
 
 
 @linear_swiglu.register_fake
@@ -68,8 +71,7 @@ def _(x, w, up, alpha, glu_layout, keep):
     return x.new_empty((x.shape[0], n // 2)), x.new_empty((x.shape[0], n)) if keep else x.new_empty(0)
 
 
-@torch.library.custom_op("cudnn::linear_swiglu_backward", mutates_args=())
-def linear_swiglu_backward(
+def _linear_swiglu_backward(
     grad: Tensor,
     x: Tensor,
     w: Tensor,
@@ -94,6 +96,9 @@ def linear_swiglu_backward(
     return found
 
 
+linear_swiglu_backward = torch.library.custom_op("cudnn::linear_swiglu_backward", _linear_swiglu_backward, mutates_args=())
+
+
 @linear_swiglu_backward.register_fake
 def _(grad, x, w, up, pre, alpha, glu_layout, needs):
     need_x, need_w, need_up = needs
@@ -114,13 +119,14 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.save_for_backward(x if need_w or need_up else nothing, w if need_x else nothing, *((up if need_x else nothing,) if ctx.pair else ()), output[1])
     ctx.alpha, ctx.glu_layout = alpha, glu_layout
     ctx.mark_non_differentiable(output[1])
+    without_zeros(ctx, output[0])
 
 
-def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
     x, w, *up, pre = ctx.saved_tensors
     needs = list(ctx.needs_input_grad[:3])
     need_x, need_w, need_up = needs
-    found = iter(linear_swiglu_backward(grad, x, w, up[0] if ctx.pair else None, pre, ctx.alpha, ctx.glu_layout, needs))
+    found = iter(_DIRECT_BACKWARD(gradient_of(ctx, grad), x, w, up[0] if ctx.pair else None, pre, ctx.alpha, ctx.glu_layout, needs))
     d_x = next(found) if need_x else None
     d_w = d_up = None
     if need_w and need_up:
@@ -131,3 +137,5 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
 
 
 linear_swiglu.register_autograd(_backward, setup_context=_setup_context)
+_DIRECT = DirectOperator(linear_swiglu, _linear_swiglu, 3, _setup_context, _backward, kept=True)
+_DIRECT_BACKWARD = DirectOperator(linear_swiglu_backward, _linear_swiglu_backward, 5)

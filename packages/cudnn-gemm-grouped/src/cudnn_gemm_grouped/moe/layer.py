@@ -12,7 +12,7 @@ from cudnn.determinism import resolve
 from cudnn.memo import Memo
 from cudnn.reference.grouped import GluScalars, group_of_rows
 from cudnn.torch_autocast import cast_inputs, needs_grad
-from cudnn.torch_direct import DirectOperator, watched
+from cudnn.torch_direct import DirectOperator, gradient_of, watched, without_zeros
 from cudnn_gemm_grouped.moe.checks import (
     DEFAULT_SCALARS,
     check_activation,
@@ -479,16 +479,12 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.form = activation, scalars, glu_layout, transposed, deterministic
     ctx.bias_dtypes = [None if bias is None else bias.dtype for bias in (gate_up_bias, down_bias)]
     ctx.mark_non_differentiable(pre, activated)
-    # Else zeros of the pre-activation's size are made for the gradient that it does not have.
-    ctx.set_materialize_grads(False)
-    ctx.out_like = {"size": x.shape, "dtype": x.dtype, "device": x.device}
+    without_zeros(ctx, output[0])
 
 
 def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
     needs = list(ctx.needs_input_grad[:7])
-    if grad is None:
-        grad = torch.zeros(**ctx.out_like)
-    arguments = [grad, *ctx.saved_tensors, *ctx.form, needs]
+    arguments = [gradient_of(ctx, grad), *ctx.saved_tensors, *ctx.form, needs]
     if not watched():
         # Else what is saved lives until all gradients are there.
         ctx.maybe_clear_saved_tensors()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cudnn.reference.grouped import GluScalars
 from cudnn.torch_autocast import cast_inputs, needs_grad
-from cudnn.torch_direct import DirectOperator
+from cudnn.torch_direct import DirectOperator, gradient_of, without_zeros
 from cudnn_gemm_grouped.moe.checks import (
     DEFAULT_SCALARS,
     check_activation,
@@ -317,16 +317,12 @@ def _setup_glu(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor])
     ctx.form = activation, scalars, glu_layout
     ctx.bias_dtype = None if bias is None else bias.dtype
     ctx.mark_non_differentiable(output[1])
-    # Else zeros of the pre-activation's size are made for the gradient that it does not have.
-    ctx.set_materialize_grads(False)
-    ctx.out_like = {"size": output[0].shape, "dtype": x.dtype, "device": x.device}
+    without_zeros(ctx, output[0])
 
 
 def _backward_glu(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
-    if grad is None:
-        grad = torch.zeros(**ctx.out_like)
     needs = [ctx.needs_input_grad[i] for i in (0, 1, 2, 4, 5)]
-    found = iter(_GLU_GRADIENTS(grad, *ctx.saved_tensors, *ctx.form, needs))
+    found = iter(_GLU_GRADIENTS(gradient_of(ctx, grad), *ctx.saved_tensors, *ctx.form, needs))
     d_x, d_w, d_up, d_prob, d_bias = (next(found) if need else None for need in needs)
     return d_x, d_w, d_up, None, d_prob, None if d_bias is None else d_bias.to(ctx.bias_dtype), None, None, None, None
 

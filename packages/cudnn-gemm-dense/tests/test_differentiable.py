@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cudnn.testing.conformance import same_bits
+from cudnn.testing.gradients import Stopped
 from cudnn.testing.numeric import relative_error
 from cudnn_gemm_dense.amax.ops import gemm_amax
 from cudnn_gemm_dense.mlp import ops as mlp_ops
@@ -341,18 +342,6 @@ def test_torch_compile_of_the_module(device):
         assert relative_error(one, other) < 1e-2
     with torch.no_grad():
         assert relative_error(compiled(x), eager.detach()) < 1e-2
-
-
-class Stopped(torch.autograd.Function):
-    """The identity, whose gradient is None."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return None
 
 
 @DEVICES

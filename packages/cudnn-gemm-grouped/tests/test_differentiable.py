@@ -16,6 +16,7 @@ from cudnn.cutedsl.pointwise import GatedGradientSpec
 from cudnn.reference import join_gate_up, split_gate_up
 from cudnn.reference.grouped import GluScalars, gated, gated_backward, group_of_rows
 from cudnn.testing.conformance import same_bits
+from cudnn.testing.gradients import Stopped
 from cudnn.testing.numeric import relative_error
 from cudnn_gemm_grouped.moe import layer, products
 from cudnn_gemm_grouped.moe import matmul as matmul_ops
@@ -627,18 +628,6 @@ def test_second_derivatives_are_refused(device):
     (first,) = torch.autograd.grad(CASES["moe_mlp"].function(*inputs, **told).sum(), inputs[:1], create_graph=True)
     with pytest.raises(RuntimeError):
         first.sum().backward()
-
-
-class Stopped(torch.autograd.Function):
-    """Has no gradient, which is not one of zeros."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return None
 
 
 @DEVICES

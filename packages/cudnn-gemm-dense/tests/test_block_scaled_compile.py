@@ -6,7 +6,7 @@ import pytest
 
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.problem import GemmProblem
-from cudnn_gemm_dense.configs import FEW_ROWS
+from cudnn_gemm_dense.configs import NARROW
 from cudnn_gemm_dense.gemm.options import GemmOptions, gemm_spec
 from cudnn_gemm_dense.operation import fitting_configs
 from cudnn_gemm_dense.srelu.options import DsreluOptions, SreluOptions, dsrelu_spec, srelu_spec
@@ -44,7 +44,7 @@ SPECS = {
     "mxfp4 in the place of a with a bias": gemm_spec(
         BF16_MXFP4.swapped, GemmOptions("bfloat16", bias_dtype="bfloat16", bias_rank=2).swapped, GemmConfig(128, 32, split_k=2, swap=True)
     ),
-    "few rows": gemm_spec(BF16.swapped, GemmOptions("bfloat16", bias_dtype="float32", addend_dtype="bfloat16").swapped, FEW_ROWS),
+    "few rows": gemm_spec(BF16.swapped, GemmOptions("bfloat16", bias_dtype="float32", addend_dtype="bfloat16").swapped, NARROW),
     "few rows turned": gemm_spec(
         GemmProblem("float16", "float16", "float32", "m", "n").swapped, GemmOptions("float32", "m").swapped, GemmConfig(64, 64, 2, k_atoms=2, swap=True)
     ),

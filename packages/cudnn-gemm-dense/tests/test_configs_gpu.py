@@ -15,7 +15,7 @@ from cudnn.testing.ahead import build_ahead
 from cudnn.testing.conformance import GemmConformanceCuda, same_bits
 from cudnn.testing.numeric import relative_error
 from cudnn.tuning import table
-from cudnn_gemm_dense.configs import FEW_ROWS
+from cudnn_gemm_dense.configs import NARROW
 from cudnn_gemm_dense.gemm.conformance import GemmHooks
 from cudnn_gemm_dense.operation import unfit_reason
 from cudnn_gemm_dense.swiglu.conformance import SwigluHooks
@@ -78,7 +78,7 @@ def test_every_tile_and_cluster_gives_the_same(part):
 
 
 SWAPPED = [
-    FEW_ROWS,
+    NARROW,
     GemmConfig(64, 32, 2, 1, k_atoms=2, swap=True),
     GemmConfig(64, 64, 2, 1, k_atoms=2, swap=True),
     GemmConfig(64, 128, 2, 1, swap=True, raster="n"),

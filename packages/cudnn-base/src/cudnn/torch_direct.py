@@ -38,6 +38,14 @@ def gradient_of(ctx: Any, grad: Tensor | None) -> Tensor:
     return torch.zeros(**ctx.out_like) if grad is None else grad
 
 
+def released(ctx: Any) -> tuple[Any, ...]:
+    """The saved tensors, which autograd lets go of where the graph is not kept and nothing watches: else they live until all gradients are there, see `DirectOperator.consume`."""
+    saved: tuple[Any, ...] = ctx.saved_tensors
+    if not watched():
+        ctx.maybe_clear_saved_tensors()
+    return saved
+
+
 class DirectOperator:
     """What ``operator``, a torch.library.custom_op, computes, called with positional arguments.
 

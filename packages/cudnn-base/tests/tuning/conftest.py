@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the tuner measures through torch, which is not installed")
 
+from cudnn import cache  # noqa: E402
 from cudnn.bench.timing import Prepared  # noqa: E402
 from cudnn.cutedsl.gemm.config import GemmConfig  # noqa: E402
 from cudnn.tuning import state, table, tuner  # noqa: E402
@@ -82,7 +84,8 @@ def kernel(adds, tile_n):
 
 @pytest.fixture(autouse=True)
 def fresh(tmp_path, monkeypatch):
-    """A cache folder and a device of one's own, no results from before, and a warning that nothing is missing."""
+    """A cache folder, kernels and a device of one's own, no results from before, and a warning that nothing is missing."""
+    cache.clear(disk=False)
     monkeypatch.setenv("CUDNN_KERNELS_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv(table.VARIABLE, raising=False)
     monkeypatch.setattr(table, "_session", {})
@@ -96,7 +99,9 @@ def fresh(tmp_path, monkeypatch):
 def kernels(tmp_path, monkeypatch):
     folder = tmp_path / "modules"
     folder.mkdir()
-    (folder / "toy_kernels.py").write_text(KERNELS)
+    source = folder / "toy_kernels.py"
+    source.write_text(KERNELS)
+    os.utime(source, (1, 1))  # older than this process: what changes while a process runs is not stored
     monkeypatch.syspath_prepend(folder)
     sys.modules.pop("toy_kernels", None)
     import toy_kernels

@@ -35,7 +35,7 @@ PRODUCT_RATE = 2048  # multiply-adds a cycle of one SM, 16-bit operands
 INSIDE = GemmConfig(64, 128, split_k=2, convert_b=True)
 SWAPPED = (*(GemmConfig(128, tile_n, split_k=2, swap=True) for tile_n in (32, 64, 128)), GemmConfig(128, 256, swap=True))
 # Of other operands, for up to 32 rows of D: what is read of A is half of what the least tile of 64 rows reads.
-FEW_ROWS = GemmConfig(64, 32, k_atoms=2, swap=True)
+NARROW = GemmConfig(64, 32, k_atoms=2, swap=True)
 
 
 def unfit_reason(problem: GemmProblem, config: GemmConfig, *, gated: bool) -> str | None:
@@ -52,7 +52,7 @@ def default_configs(problem: GemmProblem, *, gated: bool = False, swaps: bool = 
         wide = GemmConfig(128, 192, 2, 1, pingpong=True) if problem.b_parts == "single" else GemmConfig(128, 192, 1, 2, pingpong=True)
         large = (wide, GemmConfig(128, 128, 2, 1, pingpong=True))
     atoms = 1 if problem.promotes else 2
-    few = (replace(FEW_ROWS, k_atoms=atoms),) if swaps else ()
+    few = (replace(NARROW, k_atoms=atoms),) if swaps else ()
     split = () if problem.acc_dtype != "float32" else (GemmConfig(64, 128, split_k=2), GemmConfig(64, 64, split_k=4))
     candidates = (*large, GemmConfig(128, 64, k_atoms=atoms), *split, *few)
     fitting = tuple(c for c in candidates if unfit_reason(problem, c, gated=gated) is None)

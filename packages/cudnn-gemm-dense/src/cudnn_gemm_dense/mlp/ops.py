@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cudnn.torch_autocast import cast_inputs, needs_grad
-from cudnn.torch_direct import DirectOperator, gradient_of, watched, without_zeros
+from cudnn.torch_direct import DirectOperator, gradient_of, released, without_zeros
 from cudnn_gemm_dense.mlp.products import gated_gradient_product, gated_product
 from cudnn_gemm_dense.products import check_features, product
 
@@ -188,11 +188,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
     needs = list(ctx.needs_input_grad[:4])
-    arguments = [gradient_of(ctx, grad), *ctx.saved_tensors, ctx.activation, ctx.constants, needs]
-    if not watched():
-        # Else what is saved lives until all gradients are there.
-        ctx.maybe_clear_saved_tensors()
-    found = iter(_DIRECT_BACKWARD.consume(arguments))
+    found = iter(_DIRECT_BACKWARD.consume([gradient_of(ctx, grad), *released(ctx), ctx.activation, ctx.constants, needs]))
     need_x, need_gate, need_up, need_down = needs
     d_x = next(found) if need_x else None
     d_gate = d_up = None

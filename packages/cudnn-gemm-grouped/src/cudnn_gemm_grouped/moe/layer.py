@@ -12,7 +12,7 @@ from cudnn.determinism import resolve
 from cudnn.memo import Memo
 from cudnn.reference.grouped import GluScalars, group_of_rows
 from cudnn.torch_autocast import cast_inputs, needs_grad
-from cudnn.torch_direct import DirectOperator, gradient_of, watched, without_zeros
+from cudnn.torch_direct import DirectOperator, gradient_of, released, without_zeros
 from cudnn_gemm_grouped.moe.checks import (
     DEFAULT_SCALARS,
     check_activation,
@@ -415,27 +415,9 @@ experts_mlp_backward = torch.library.custom_op(
 
 
 @experts_mlp_backward.register_fake
-def _(
-    grad,
-    x,
-    gate_up,
-    up,
-    down,
-    down_bias,
-    factors,
-    pre,
-    activated,
-    ends,
-    token,
-    pair,
-    position,
-    activation,
-    scalars,
-    glu_layout,
-    transposed,
-    deterministic,
-    needs,
-):
+def _(grad, *arguments):
+    *_, factors, pre, activated, ends = arguments[:9]
+    glu_layout, transposed, _, needs = arguments[-4:]
     need_x, need_gate, need_up, need_down, need_gate_bias, need_down_bias, need_factors = needs
     experts, hidden = ends.shape[0], grad.shape[-1]
 
@@ -484,11 +466,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
     needs = list(ctx.needs_input_grad[:7])
-    arguments = [gradient_of(ctx, grad), *ctx.saved_tensors, *ctx.form, needs]
-    if not watched():
-        # Else what is saved lives until all gradients are there.
-        ctx.maybe_clear_saved_tensors()
-    made = iter(_DIRECT_BACKWARD.consume(arguments))
+    made = iter(_DIRECT_BACKWARD.consume([gradient_of(ctx, grad), *released(ctx), *ctx.form, needs]))
     found = [next(made) if need else None for need in needs]
     for i, dtype in zip((4, 5), ctx.bias_dtypes, strict=True):
         found[i] = None if found[i] is None else found[i].to(dtype)

@@ -577,10 +577,12 @@ for _flag in ("supports_canonical_layouts", "supports_bf16_canonical_layouts"):
 
 
 def precompile_specs() -> list[KernelSpec]:
-    """The kernels worth having before the first call: activations and gradients as they are, into gradients of their dtype or float32, written or added to."""
-    found = []
-    for dtype, wide, adds in product(OPERAND_DTYPES, (False, True), (False, True)):
+    """The kernels worth having before the first call: activations and gradients as they are, into gradients of their dtype or float32, written or added to, those in float32 by pointers too; and bfloat16 in blocks of tokens."""
+    cases = []
+    for dtype in OPERAND_DTYPES:
         problem = GemmProblem(dtype, dtype, a_major="m", b_major="n", grouping="steps")
-        options = WgradOptions("float32" if wide else dtype, adds)
-        found += [kernel_spec("grouped_gemm_wgrad", problem, options, config) for config in default_configs(problem, options.footprint)]
-    return found
+        cases += [(problem, WgradOptions("float32" if wide else dtype, adds)) for wide, adds in product((False, True), (False, True))]
+        cases += [(problem, WgradOptions("float32", adds, pointers=True)) for adds in (False, True)]
+    blocks = GemmProblem("bfloat16", "bfloat16", a_major="k", b_major="k", grouping="steps", step_blocks=True)
+    cases.append((blocks, WgradOptions("bfloat16")))
+    return [kernel_spec("grouped_gemm_wgrad", problem, options, config) for problem, options in cases for config in default_configs(problem, options.footprint)]

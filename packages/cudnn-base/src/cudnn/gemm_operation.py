@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from cudnn.api_base import APIBase
@@ -34,6 +35,7 @@ OPERAND_DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 Tensors = tuple[Any, ...]
 Scalars = tuple[float, ...]
+Repeat = Callable[[Sequence[Any], Mapping[str, Any]], bool]
 
 
 class Bound(NamedTuple):
@@ -145,6 +147,7 @@ class GemmOperation(APIBase):
         self._views: dict[int, Callable[[Any], Any]] = {}
         self._preparing: dict[Any, Callable[..., None]] = {}
         self._traced_arguments = ""
+        self._aligned: tuple[int, ...] = ()  # which tensors start on 16 bytes
         self._tuned: dict[table.Bucket, GemmConfig] | None = None
 
     # What a subclass says about itself.
@@ -247,6 +250,7 @@ class GemmOperation(APIBase):
             if self._compiled_kernel is None:
                 self._ensure_support_checked()
                 self._traced_arguments = encode_arguments(self._constructor_arguments())
+                self._aligned = (*self._layout.matrices, *[one.scale for one in self._scaled if not one.plain])
                 self._compiled_kernel = self._kernels() if self._bound.selected == "sm90" else {}  # type: ignore[union-attr]
 
     def _kernels(self) -> dict[GemmConfig, Callable[..., None]]:
@@ -354,8 +358,8 @@ class GemmOperation(APIBase):
             known = launch = None
         if launch is not None and state.active is None and known[0] == torch._C._cuda_getDevice():
             addresses = 0
-            for t in tensors:
-                addresses |= t.data_ptr()
+            for i in self._aligned:
+                addresses |= tensors[i].data_ptr()
             if not addresses & 15:
                 count = self._operands
                 handle = torch._C._cuda_getCurrentRawStream(known[0]) if stream is None else launch_handle(stream, "torch", known[0])
@@ -372,8 +376,8 @@ class GemmOperation(APIBase):
         constants = self._constant_scalars
         return lambda scalars: (*scalars.values(), *constants)
 
-    def repeated(self, arguments: Mapping[str, Any]) -> Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], bool] | None:
-        """A function of (inputs, outputs, scalars) by name that launches on the current stream for tensors like ``arguments`` in all but address, and says whether it did.
+    def repeated(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Repeat | None:
+        """A function of (tensors, scalars) that launches on the current stream for tensors like the values of ``inputs`` and ``outputs``, in that order, in all but address, and says whether it did.
 
         None where a call needs more than that: checks of values, no kernel.
         """
@@ -381,25 +385,26 @@ class GemmOperation(APIBase):
 
         names, count = self._layout.names, self._operands
         pairs = any(name.endswith("]") for name in names)
-        if pairs:
-            arguments = unpack(arguments)
-        if self.selected_backend != "sm90" or not self._repeats or not all(name in arguments for name in names):
+        items = [item for given in (inputs, outputs) for item in (unpack(given) if pairs else given).items()]
+        places = {name: i for i, (name, t) in enumerate(items) if t is not None}
+        if self.selected_backend != "sm90" or not self._repeats or not all(name in places for name in names):
             return None
-        tensors = tuple(arguments[name] for name in names)
+        take, aligned = itemgetter(*(places[name] for name in names)), self._aligned
+        tensors = take([t for _, t in items])
         launch = self._launches.get(tuple([(t.shape, t.stride(), t.dtype, t.get_device()) for t in tensors]))
         if launch is None or launch.kernel is None:
             return None
         direct = self._takes_as_given and not launch.scratch_bytes
         kernel, clusters, device, launches, values = launch.kernel, launch.clusters, tensors[0].get_device(), self._launches, self._scalars_of_calls()
-        current_device, current_stream, address_of = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream, torch.Tensor.data_ptr
+        current_device, current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
 
-        def repeat(inputs: Mapping[str, Any], outputs: Mapping[str, Any], scalars: Mapping[str, Any]) -> bool:
+        def repeat(given: Sequence[Any], scalars: Mapping[str, Any]) -> bool:
             if pairs:
-                inputs = unpack(inputs)
-            tensors = tuple([inputs[name] if name in inputs else outputs[name] for name in names])
+                given = [one for t in given for one in (t if isinstance(t, (tuple, list)) else (t,))]
+            tensors = take(given)
             addresses = 0
-            for address in map(address_of, tensors):
-                addresses |= address
+            for i in aligned:
+                addresses |= tensors[i].data_ptr()
             # The table of launches is another one after tuning.
             if addresses & 15 or state.active is not None or device != current_device() or self._launches is not launches:
                 return False
@@ -431,12 +436,11 @@ class GemmOperation(APIBase):
             self._check_devices(tensors)
             launch.otherwise(tensors, scalars, stream)
             return
-        aligned = (*self._layout.matrices, *[one.scale for one in self._scaled if not one.plain])
         addresses = 0
-        for i in aligned:
+        for i in self._aligned:
             addresses |= tensors[i].data_ptr()
         if addresses & 15:
-            for i in aligned:
+            for i in self._aligned:
                 check_alignment(self._layout.names[i], tensors[i])
         device = tensors[0].get_device()
         if known is not None and not launch.scratch_bytes and state.active is None and self._takes_as_given:

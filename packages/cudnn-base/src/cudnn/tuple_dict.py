@@ -24,8 +24,8 @@ class TupleDict(dict):
     _order: tuple[Any, ...]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._order = tuple(self.keys())
+        dict.__init__(self, *args, **kwargs)
+        self._order = (*self.keys(),)
 
     def __iter__(self) -> Iterator[Any]:
         return (dict.__getitem__(self, key) for key in self._order)

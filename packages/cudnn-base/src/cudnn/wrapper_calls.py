@@ -10,7 +10,7 @@ from cudnn import checks
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.datatypes import dtype_name
 from cudnn.fp4 import logical_geometry
-from cudnn.gemm_operation import GemmOperation
+from cudnn.gemm_operation import GemmOperation, Repeat
 from cudnn.memo import Memo
 from cudnn.streams import as_torch_stream, record_streams
 from cudnn.tensor_desc import TensorDesc
@@ -55,7 +55,7 @@ class Plan:
 
     def __init__(self, op: GemmOperation, outputs: tuple[tuple[str, Output], ...]) -> None:
         self.op, self.outputs = op, outputs
-        self.repeat: Callable[[Arguments, Arguments, Arguments], bool] | None = None
+        self.repeat: Repeat | None = None
         self.launches: Memo | None = None
 
 
@@ -101,14 +101,14 @@ class WrapperCalls:
             raise
 
         if torch.compiler.is_compiling() or (type(a) is not torch.Tensor and type(a) is not torch.nn.Parameter):
-            return self._traced(tensors, scalars, options, stream)
+            return self._traced(self.present(tensors), scalars, options, stream)
         try:
             key = self.key(tensors, options)
             plan = self._plans.get(key)
         except (AttributeError, RuntimeError, TypeError):
             key = plan = None  # no strided torch tensors, or an option given as a list or dict
         if plan is None:
-            plan = self._plan(tensors, options)
+            plan = self._plan(self.present(tensors), options)
             if key is not None:
                 self._plans.keep(key, plan)
         device = a.device
@@ -120,30 +120,38 @@ class WrapperCalls:
                 t = made[name] = torch.empty_strided(shape, stride, dtype=dtype, device=device)
                 if fill is not None:
                     t.fill_(fill)
-            if plan.repeat is not None and plan.repeat(tensors, made, scalars):
+            if plan.repeat is not None and plan.repeat((*tensors.values(), *made.values()), scalars):
                 return made
-            plan.op.execute(**tensors, **made, **scalars, current_stream=None)
+            plan.op.execute(**self.present(tensors), **made, **scalars, current_stream=None)
             if key is not None and plan.launches is not plan.op._launches:
                 plan.launches = plan.op._launches
-                plan.repeat = plan.op.repeated({**tensors, **made})
+                plan.repeat = plan.op.repeated(tensors, made)
             return made
         with torch.cuda.stream(stream):
             made = {name: _allocate(output, device) for name, output in plan.outputs}
-        plan.op.execute(**tensors, **made, **scalars, current_stream=stream)
+        plan.op.execute(**self.present(tensors), **made, **scalars, current_stream=stream)
         # The inputs belong to the streams they were made on, the outputs to the launch stream; the kernel and the caller use them on the other one.
         record_streams((one for t in tensors.values() for one in (t if isinstance(t, (tuple, list)) else (t,))), stream)
         record_streams(made.values(), None)
         return made
+
+    def present(self, tensors: Arguments) -> Arguments:
+        """The tensor arguments as the operation's own functions take them."""
+        return tensors
 
     @staticmethod
     def key(tensors: Arguments, options: Arguments) -> tuple[Any, ...]:
         """What calls that come to the same have in common. AttributeError, RuntimeError or TypeError for what is no strided tensor of torch."""
         import torch
 
-        return (
-            *[None if t is None else (t.shape, t.stride(), t.dtype, t.get_device()) if type(t) is torch.Tensor else _tensor_key(t) for t in tensors.values()],
-            *options.values(),
-        )
+        plain = torch.Tensor
+        found: list[Any] = []
+        for t in tensors.values():
+            if type(t) is plain:
+                found += (t.shape, t.stride(), t.dtype, t.get_device())
+            else:
+                found.append(None if t is None else _tensor_key(t))
+        return (*found, *options.values())
 
     def shared(self, op: GemmOperation) -> GemmOperation:
         """Check ``op`` and return the compiled object for its dtypes, majors and configuration: an earlier one, or itself. Hints and extents have been checked then, and change nothing."""
@@ -210,8 +218,6 @@ def _other_stream(stream: Any, device: Any) -> Any:
 
 
 def _tensor_key(t: Any) -> Any:
-    if t is None:
-        return None
     if isinstance(t, (tuple, list)):
         return tuple([(one.shape, one.stride(), one.dtype, one.get_device()) for one in t])
     return t.shape, t.stride(), t.dtype, t.get_device()

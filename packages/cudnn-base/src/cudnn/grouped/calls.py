@@ -8,8 +8,6 @@ from typing import Any
 from cudnn.gemm_operation import GemmOperation
 from cudnn.wrapper_calls import Arguments, Output, WrapperCalls, flatten
 
-GIVEN = "given"  # the option that holds the names of what is given
-
 
 class GroupedCalls(WrapperCalls):
     """The calls of one grouped wrapper.
@@ -43,11 +41,9 @@ class GroupedCalls(WrapperCalls):
         self.operator, self.scalars, self.numbers = operator, tuple(scalars), tuple(numbers)
         self.written, self.class_written = tuple(written), tuple(class_written)
 
-    def __call__(self, tensors: Arguments, scalars: Arguments, options: Arguments, stream: Any) -> dict[str, Any]:
-        """As ``WrapperCalls``; arguments that are None are left out, and outputs that the caller brings are among ``tensors``."""
-        given = {name: t for name, t in tensors.items() if t is not None or name == "a_tensor"}
-        # Two calls with tensors alike under other names are not alike.
-        return super().__call__(given, scalars, {**options, GIVEN: tuple(given)}, stream)
+    def present(self, tensors: Arguments) -> Arguments:
+        """Without those that are None. Outputs that the caller brings are among them."""
+        return {name: t for name, t in tensors.items() if t is not None or name == "a_tensor"}
 
     def build(self, tensors: Arguments, outputs: Arguments, options: Arguments) -> GemmOperation:
         """The operation, not checked, for tensors and outputs."""

@@ -109,7 +109,10 @@ def operand_family(a: Any, b: Any, op: str) -> None:
 
 def forbid_scales(op: str, given: dict[str, Any]) -> None:
     """ValueError naming what of ``given`` is set: scale factors and what goes with them belong to block-scaled operands."""
-    found = [name for name, value in given.items() if value is not None and value is not False]
+    found = []
+    for name, value in given.items():
+        if value is not None and value is not False:
+            found.append(name)
     if found:
         raise ValueError(f"{op}: BF16 forbids scale control: found {', '.join(found)}; leave {'it' if len(found) == 1 else 'them'} out with 16-bit operands")
 

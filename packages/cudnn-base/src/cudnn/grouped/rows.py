@@ -36,13 +36,11 @@ def glu_scalars(linear_offset: Any, activation: str, alpha: Any = 1.702, high: A
     """From the published arguments: ``linear_offset`` None is 1 for geglu and its gradient, else 0."""
     if linear_offset is None:
         linear_offset = 1.0 if activation == "geglu" else 0.0
-    elif type(linear_offset) is not float:
-        linear_offset = checks.as_scalar("linear_offset", linear_offset)
-    rest = [
-        value if type(value) is float else checks.as_scalar(name, value)
-        for name, value in (("geglu_alpha", alpha), ("glu_clamp_max", high), ("glu_clamp_min", low))
-    ]
-    return GluScalars(linear_offset, *rest)
+    found = GluScalars(linear_offset, alpha, high, low)
+    if type(linear_offset) is type(alpha) is type(high) is type(low) is float:
+        return found
+    names = ("linear_offset", "geglu_alpha", "glu_clamp_max", "glu_clamp_min")
+    return GluScalars(*[checks.as_scalar(name, value) for name, value in zip(names, found, strict=True)])
 
 
 class GluRows(RowsOperation):
@@ -283,9 +281,9 @@ class DgluRows(RowsOperation):
             return (0.0,)
         return self._scalars if self._scalars is not None else GluScalars(*scalars.values())
 
-    def repeated(self, arguments: Mapping[str, Any]) -> Any:
+    def repeated(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Any:
         # The activation has memory of its own, which is looked at in every call.
-        return None if self._has["activation_tensor"] else super().repeated(arguments)
+        return None if self._has["activation_tensor"] else super().repeated(inputs, outputs)
 
     def _scratch_tensors(self, config: GemmConfig, extents: Extents) -> tuple[Scratch, ...]:
         wanted = list(self._maps(extents))

@@ -381,6 +381,7 @@ def grouped_gemm_dglu_wrapper(
         "b_ptrs": b_ptrs,
         "activation_tensor": activation_tensor,
     }
+    scalars = glu_scalars(linear_offset, str(act_func).removeprefix("d"), geglu_alpha, glu_clamp_max, glu_clamp_min)
     options = {
         "generate_dbias": generate_dbias,
         "n": n,
@@ -393,7 +394,10 @@ def grouped_gemm_dglu_wrapper(
         "cluster_shape_mn": cluster_shape_mn,
         "m_aligned": m_aligned,
         "act_func": act_func,
-        **dict(zip(SCALARS, glu_scalars(linear_offset, str(act_func).removeprefix("d"), geglu_alpha, glu_clamp_max, glu_clamp_min), strict=True)),
+        "linear_offset": scalars.linear_offset,
+        "geglu_alpha": scalars.alpha,
+        "glu_clamp_max": scalars.high,
+        "glu_clamp_min": scalars.low,
         "epilogue_op": epilogue_op,
         "round_dgrad_to_input_dtype": round_dgrad_to_input_dtype,
         "deterministic": resolve(deterministic),

@@ -255,6 +255,8 @@ _NO_SCALES = (None,) * 9
 
 def _changed_scalars(alpha: Any, high: Any, low: Any) -> dict[str, Any]:
     """Those of geglu's constants that are not the published ones."""
+    if (alpha, high, low) == (GEGLU_ALPHA, CLAMP_MAX, CLAMP_MIN):
+        return {}
     given = {"geglu_alpha": (alpha, GEGLU_ALPHA), "glu_clamp_max": (high, CLAMP_MAX), "glu_clamp_min": (low, CLAMP_MIN)}
     return {name: value for name, (value, usual) in given.items() if value != usual}
 

@@ -188,9 +188,9 @@ class GatedLinearGradient(DgluRows):
     def _check_activation(self) -> None:
         """Here an activation goes with everything."""
 
-    def repeated(self, arguments: Mapping[str, Any]) -> Any:
+    def repeated(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Any:
         # Memory of its own is what the activation has here: it is an output that the call allocates.
-        return RowsOperation.repeated(self, arguments)
+        return RowsOperation.repeated(self, inputs, outputs)
 
     def execute(
         self,

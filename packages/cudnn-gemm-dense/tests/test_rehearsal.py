@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("cutlass", reason="what the kernels declare needs the DSL")
 
 from cudnn.testing.conformance import GemmConformance  # noqa: E402
-from cudnn.testing.rehearsal import rehearse  # noqa: E402
+from cudnn.testing.rehearsal import pretend_hopper, rehearse  # noqa: E402
 from cudnn_gemm_dense.amax.conformance import AmaxHooks  # noqa: E402
 from cudnn_gemm_dense.conformance_scaled import QuantizedHooks, ScaledHooks, ScaledSwigluHooks  # noqa: E402
 from cudnn_gemm_dense.dsrelu.conformance import DsreluHooks  # noqa: E402
@@ -18,6 +18,7 @@ from cudnn_gemm_dense.dswiglu.conformance import DswigluHooks  # noqa: E402
 from cudnn_gemm_dense.gemm.conformance import GemmHooks  # noqa: E402
 from cudnn_gemm_dense.proj_rope_mxfp8.conformance import ProjRopeHooks, ProjRopeMxfp8Hooks  # noqa: E402
 from cudnn_gemm_dense.srelu.conformance import SreluHooks  # noqa: E402
+from cudnn_gemm_dense.swiglu.api import gemm_swiglu_wrapper  # noqa: E402
 from cudnn_gemm_dense.swiglu.conformance import SwigluHooks  # noqa: E402
 
 HALF, FLOAT, BF, E4M3 = torch.float16, torch.float32, torch.bfloat16, torch.float8_e4m3fn
@@ -71,3 +72,14 @@ CASES: dict[str, tuple[type, dict[str, Any]]] = {
 def test_the_way_to_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     base, attributes = CASES[name]
     rehearse(type("Hooks", (base, GemmConformance), attributes)(), monkeypatch)
+
+
+def test_a_list_of_one_is_no_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parameter is a tensor like others, in later calls too; weights in a list are a pair or wrong."""
+    a, b = (torch.randn(64, 64, 1).to(BF) for _ in range(2))
+    with pretend_hopper(monkeypatch):
+        for weight in (torch.nn.Parameter(b), b):
+            for _ in range(2):
+                assert torch.equal(gemm_swiglu_wrapper(a, weight)["ab12_tensor"], gemm_swiglu_wrapper(a, b)["ab12_tensor"])
+                with pytest.raises(ValueError, match="b_tensor"):
+                    gemm_swiglu_wrapper(a, [weight])

@@ -147,7 +147,6 @@ class GemmOperation(APIBase):
         self._views: dict[int, Callable[[Any], Any]] = {}
         self._preparing: dict[Any, Callable[..., None]] = {}
         self._traced_arguments = ""
-        self._aligned: tuple[int, ...] = ()  # which tensors start on 16 bytes
         self._tuned: dict[table.Bucket, GemmConfig] | None = None
 
     # What a subclass says about itself.
@@ -250,7 +249,6 @@ class GemmOperation(APIBase):
             if self._compiled_kernel is None:
                 self._ensure_support_checked()
                 self._traced_arguments = encode_arguments(self._constructor_arguments())
-                self._aligned = (*self._layout.matrices, *[one.scale for one in self._scaled if not one.plain])
                 self._compiled_kernel = self._kernels() if self._bound.selected == "sm90" else {}  # type: ignore[union-attr]
 
     def _kernels(self) -> dict[GemmConfig, Callable[..., None]]:
@@ -358,7 +356,7 @@ class GemmOperation(APIBase):
             known = launch = None
         if launch is not None and state.active is None and known[0] == torch._C._cuda_getDevice():
             addresses = 0
-            for i in self._aligned:
+            for i in self._layout.matrices:
                 addresses |= tensors[i].data_ptr()
             if not addresses & 15:
                 count = self._operands
@@ -370,6 +368,10 @@ class GemmOperation(APIBase):
                     raise
                 return
         self._run_checked(known, tensors, scalars, stream, workspace)
+
+    def _aligned(self) -> tuple[int, ...]:
+        """Which tensors start on 16 bytes."""
+        return (*self._layout.matrices, *[one.scale for one in self._scaled if not one.plain])
 
     def _scalars_of_calls(self) -> Callable[[Mapping[str, Any]], Scalars]:
         """What makes the kernel's scalars of those of ``execute`` by name."""
@@ -389,7 +391,7 @@ class GemmOperation(APIBase):
         places = {name: i for i, (name, t) in enumerate(items) if t is not None}
         if self.selected_backend != "sm90" or not self._repeats or not all(name in places for name in names):
             return None
-        take, aligned = itemgetter(*(places[name] for name in names)), self._aligned
+        take, aligned = itemgetter(*(places[name] for name in names)), self._aligned()
         tensors = take([t for _, t in items])
         launch = self._launches.get(tuple([(t.shape, t.stride(), t.dtype, t.get_device()) for t in tensors]))
         if launch is None or launch.kernel is None:
@@ -436,11 +438,12 @@ class GemmOperation(APIBase):
             self._check_devices(tensors)
             launch.otherwise(tensors, scalars, stream)
             return
+        aligned = self._aligned()
         addresses = 0
-        for i in self._aligned:
+        for i in aligned:
             addresses |= tensors[i].data_ptr()
         if addresses & 15:
-            for i in self._aligned:
+            for i in aligned:
                 check_alignment(self._layout.names[i], tensors[i])
         device = tensors[0].get_device()
         if known is not None and not launch.scratch_bytes and state.active is None and self._takes_as_given:

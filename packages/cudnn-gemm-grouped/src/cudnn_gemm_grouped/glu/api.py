@@ -244,13 +244,14 @@ class GroupedGemmGlu(GluRows):
             alpha_tensor,
             prob_tensor,
             bias_tensor,
-            glu_scalars(linear_offset, self.activation),
+            _USUAL[self.activation] if linear_offset is None else glu_scalars(linear_offset, self.activation),
             current_stream,
             workspace,
         )
 
 
 _NO_SCALES = (None,) * 9
+_USUAL = {activation: glu_scalars(None, activation) for activation in ("swiglu", "geglu")}
 
 
 def _changed_scalars(alpha: Any, high: Any, low: Any) -> dict[str, Any]:

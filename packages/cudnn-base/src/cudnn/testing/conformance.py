@@ -105,6 +105,10 @@ class GemmConformance:
         """Outputs by torch's own operations in the working dtype."""
         raise NotImplementedError
 
+    def terms(self, inputs: Tensors) -> dict[str, torch.Tensor]:
+        """For outputs whose elements are sums that can cancel: ``terms`` of `assert_as_accurate`."""
+        return {}
+
     # Helpers
 
     def poisoned(self, *extents: int) -> dict[str, Poisoned]:
@@ -128,11 +132,11 @@ class GemmConformance:
 
     def check(self, inputs: Tensors, outputs: Tensors) -> None:
         """The outputs are right for the inputs."""
-        self.compare(outputs, self.reference(inputs), self.baseline(inputs))
+        self.compare(outputs, self.reference(inputs), self.baseline(inputs), self.terms(inputs))
 
-    def compare(self, outputs: Tensors, reference: Tensors, baseline: Tensors) -> None:
+    def compare(self, outputs: Tensors, reference: Tensors, baseline: Tensors, terms: Tensors | None = None) -> None:
         for name in reference:
-            assert_as_accurate(name, outputs[name], reference[name], baseline[name], slack=self.slack)
+            assert_as_accurate(name, outputs[name], reference[name], baseline[name], slack=self.slack, terms=(terms or {}).get(name))
 
     def settled(self, name: str, t: torch.Tensor) -> torch.Tensor:
         """An output of ``poisoned`` with what no call writes as the wrapper leaves it."""

@@ -327,16 +327,29 @@ class DgluHooks(ProductHooks):
             found["activation_tensor"] = self.shaped(activation)
         return found
 
-    def baseline(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        a, offsets = self.rows_of(inputs["a_tensor"]), inputs["padded_offsets"]
-        owner = group_of_rows(offsets, a.shape[0])
-        g = self.products(a, self.read(inputs, self._n), offsets) * inputs["alpha_tensor"].detach().square()[owner][:, None]
-        if self.round_dgrad:
-            g = g.to(self.dtype).float()
+    def _upstream(self, inputs: Mapping[str, Any], owner: torch.Tensor) -> torch.Tensor:
+        """The gradient of the activation's result, without the probabilities."""
+        g = self.products(self.rows_of(inputs["a_tensor"]), self.read(inputs, self._n), inputs["padded_offsets"])
+        g = g * inputs["alpha_tensor"].detach().square()[owner][:, None]
+        return g.to(self.dtype).float() if self.round_dgrad else g
+
+    def _saved(self, inputs: Mapping[str, Any], owner: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gate and up."""
         saved = self.rows_of(inputs["c_tensor"]).float()
         if self.scaled_c:
             saved = saved * inputs["beta_tensor"].detach()[owner][:, None]
-        gate, up = split_gate_up(saved, self.glu_layout, order="gate_first")
+        return split_gate_up(saved, self.glu_layout, order="gate_first")
+
+    def terms(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        owner = group_of_rows(inputs["padded_offsets"], self.rows_of(inputs["a_tensor"]).shape[0])
+        g = self._upstream(inputs, owner)
+        *_, value = gated_backward(*self._saved(inputs, owner), g, self.activation, self.scalars)
+        return {"dprob_tensor": (g * value).square().sum(1).sqrt()}
+
+    def baseline(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        offsets = inputs["padded_offsets"]
+        owner = group_of_rows(offsets, self.rows_of(inputs["a_tensor"]).shape[0])
+        g, (gate, up) = self._upstream(inputs, owner), self._saved(inputs, owner)
         prob = self.row(inputs["prob_tensor"])[:, None]
         d_gate, d_up, value = gated_backward(gate, up, g * prob, self.activation, self.scalars)
         d = join_gate_up(d_gate, d_up, self.glu_layout, order="gate_first")

@@ -20,7 +20,13 @@ def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def assert_as_accurate(
-    name: str, result: torch.Tensor, reference: torch.Tensor, baseline: torch.Tensor, factor: float = 2.0, slack: float | None = None
+    name: str,
+    result: torch.Tensor,
+    reference: torch.Tensor,
+    baseline: torch.Tensor,
+    factor: float = 2.0,
+    slack: float | None = None,
+    terms: torch.Tensor | None = None,
 ) -> None:
     """The result is right: its error is at most ``factor`` times that of ``baseline``, and no single element is off.
 
@@ -31,6 +37,8 @@ def assert_as_accurate(
         factor: how much worse than the baseline the result may be, by relative norm. The rounding of ``result``'s own dtype is always allowed, and
             eight times that for float32.
         slack: what sums may add to the rounding of an element, in units of the result's size; None is for sums in float32.
+        terms: for elements that are sums of numbers of both signs, the root of the numbers' sum of squares. Where an output of few elements happens to cancel, what
+            rounding leaves of it is measured by these, not by what is left.
 
     Raises:
         AssertionError: naming the output, the figures and the worst element.
@@ -41,13 +49,15 @@ def assert_as_accurate(
     bad = int((~torch.isfinite(result)).sum())
     assert bad == 0, f"{name}: {bad} of {result.numel()} elements are not finite"
     eps = torch.finfo(result.dtype).eps
+    norm = reference.double().norm().item()
+    cancelled = max(1.0, terms.double().norm().item() / norm) if terms is not None and norm else 1.0
     # A float32 result carries the order of its sums as well, by chance more or less of it than the baseline.
-    floor = eps * (8 if result.dtype == torch.float32 else 1)
+    floor = eps * (8 if result.dtype == torch.float32 else 1) * cancelled
     error, allowed = relative_error(result, reference), max(factor * relative_error(baseline, reference), floor)
     assert error <= allowed, f"{name}: relative error {error:.3g}, allowed {allowed:.3g} ({factor} times the baseline's, {floor:.3g} at least)"
     if not reference.numel():
         return
-    size = reference.double().square().mean().sqrt()
+    size = reference.double().square().mean().sqrt() * cancelled
     if slack is None:
         slack = SUM_SLACK.get(result.dtype.itemsize, SUM_SLACK_NARROW)
     excess = (result.double() - reference.double()).abs() - (eps * reference.double().abs() + slack * size)

@@ -48,6 +48,10 @@ class DsreluHooks(DenseHooks):
     def reference(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         return self._gradient(self.product(inputs), inputs)
 
+    def terms(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        g = self.torch_product(inputs, wide=True).relu()
+        return {"dprob_tensor": (g * g * inputs["c_tensor"].detach().float()).square().sum(1, keepdim=True).sqrt()}
+
     def baseline(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         found = self._gradient(self.torch_product(inputs, self.d_dtype == torch.float32), inputs)
         return {**found, "d_tensor": cast(found["d_tensor"], self.d_dtype)}

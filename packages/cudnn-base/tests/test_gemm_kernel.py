@@ -9,14 +9,14 @@ pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
 pytestmark = pytest.mark.compile
 
 
-@pytest.mark.parametrize(("consumers", "converters"), [(2, 0), (1, 0), (1, 3)])
-def test_nobody_waits_for_registers_that_are_not_there(consumers, converters):
+@pytest.mark.parametrize(("consumers", "converters", "ctas"), [(2, 0, 1), (1, 0, 1), (1, 3, 1), (2, 0, 2), (1, 0, 2)])
+def test_nobody_waits_for_registers_that_are_not_there(consumers, converters, ctas):
     """A launch gives every thread the same; what consumers ask for beyond it the producer must have given back, in steps of 8."""
     from cudnn.cutedsl.gemm.sm90 import PRODUCER_REGISTERS, consumer_registers
 
     warpgroups = 1 + consumers + converters
-    launched = min(65536 // (128 * warpgroups), 255) // 8 * 8
-    asked = consumer_registers(consumers, converters)
+    launched = min(65536 // (ctas * 128 * warpgroups), 255) // 8 * 8
+    asked = consumer_registers(consumers, converters, ctas)
     assert asked % 8 == PRODUCER_REGISTERS % 8 == 0 and asked <= 255
     assert PRODUCER_REGISTERS + consumers * asked + converters * launched <= warpgroups * launched
 

@@ -21,10 +21,10 @@ def share(steps: Int32, part: Int32, parts: int) -> tuple[Int32, Int32]:
 
 
 class Exchange(LoopInvariant):
-    """Part 0 of a cluster collects what parts 1, 2, ... have accumulated and adds it in that order, so that a sum is the same every time.
+    """Part 0 of a cluster ends with the sum of what its parts have accumulated, added in the same order every time: parts one apart, then parts two apart, then four.
 
-    Each consumer warpgroup has its own two barriers: *full*, in part 0, completes when all parts' bytes of a tile have arrived (remote stores count them); *free*, in every other part, completes when part 0
-    has read the tile before. No memory outside the cluster, no atomics.
+    A part has room for one sum. It is sent one in each round, until it sends its own to the part in front, with remote stores. Each consumer warpgroup has its own two barriers: *full* completes when a sum's bytes
+    have arrived (remote stores count them), once for each sum; *free* completes when the part in front has read what was there, once for each tile. No memory outside the cluster, no atomics.
     """
 
     def __init__(self, kernel, buffer, barriers, part: Int32):
@@ -42,41 +42,62 @@ class Exchange(LoopInvariant):
                     cute.arch.mbarrier_init(self.barriers + i, 1)
         cute.arch.mbarrier_init_fence()
 
-    def _at(self, part, chunk: int, thread: Int32, consumer: Int32):
-        """Where thread ``thread`` of warpgroup ``consumer`` of ``part`` (from 1) leaves values 4 chunk ... 4 chunk + 3: neighbouring threads side by side, so no bank conflicts."""
-        chunks = self.values // VECTOR
-        index = (((part - 1) * self.consumers + consumer) * chunks + chunk) * 128 + thread
+    def _at(self, chunk: int, thread: Int32, consumer: Int32):
+        """Where thread ``thread`` of warpgroup ``consumer`` leaves values 4 chunk ... 4 chunk + 3: neighbouring threads side by side, so no bank conflicts."""
+        index = (consumer * (self.values // VECTOR) + chunk) * 128 + thread
         return self.buffer + cute.assume(index * VECTOR, divby=VECTOR)
+
+    def _sums(self) -> Int32:
+        """How many sums this part is sent for a tile."""
+        count = Int32(0)
+        for rounds in range(1, self.parts.bit_length()):
+            count = cutlass.select_(self.part % (1 << rounds) == 0, Int32(rounds), count)
+        return count
 
     @cute.jit
     def reduce(self, accumulators: cute.Tensor, thread: Int32, consumer: Int32, turn: Int32) -> Int32:
         """Part 0: ``accumulators`` become the sum over the parts. Others: theirs are sent. ``turn`` counts tiles; returns the next."""
-        full, free = self.barriers + consumer, self.barriers + self.consumers + consumer
-        if self.part == 0:
-            if thread == 0:
-                cute.arch.mbarrier_arrive_and_expect_tx(full, (self.parts - 1) * self.values * 128 * 4)
-            cute.arch.mbarrier_wait(full, turn & 1)
-            received = cute.make_rmem_tensor((VECTOR,), Float32)
-            for part in cutlass.range_constexpr(1, self.parts):
-                for chunk in cutlass.range_constexpr(self.values // VECTOR):
-                    cute.autovec_copy(cute.make_tensor(self._at(part, chunk, thread, consumer), cute.make_layout(VECTOR)), received)
-                    for v in cutlass.range_constexpr(VECTOR):
-                        accumulators[chunk * VECTOR + v] = accumulators[chunk * VECTOR + v] + received[v]
-            # All of the warpgroup must have read before any part may write again.
-            cute.arch.barrier(barrier_id=EXCHANGE_BARRIER + consumer, number_of_threads=128)
-            if thread > 0 and thread < self.parts:
-                cute.arch.mbarrier_arrive(free, thread)
-        else:
-            # The first wait is for the phase before the first, which counts as complete.
-            cute.arch.mbarrier_wait(free, (turn & 1) ^ 1)
-            bits = cute.recast_tensor(accumulators, Int32)
-            for chunk in cutlass.range_constexpr(self.values // VECTOR):
-                base = chunk * VECTOR
-                cute.arch.store_async_dsmem(self._at(self.part, chunk, thread, consumer), (bits[base], bits[base + 1], bits[base + 2], bits[base + 3]), full, 0)
+        sums = self._sums()
+        for index in cutlass.range_constexpr(self.parts.bit_length() - 1):
+            distance = 1 << index
+            if self.part % (2 * distance) == 0:
+                self._receive(accumulators, thread, consumer, turn * sums + index)
+                # The next sum comes from twice as far, or it is the next tile's first.
+                following = cutlass.select_(sums > index + 1, self.part + 2 * distance, self.part + 1)
+                if thread == 0:
+                    cute.arch.mbarrier_arrive(self.barriers + self.consumers + consumer, following)
+            elif self.part % (2 * distance) == distance:
+                # For the first round the phase before the first counts as complete: there is room when the kernel begins.
+                self._send(accumulators, thread, consumer, self.part - distance, (turn & 1) ^ (1 if distance == 1 else 0))
         return turn + 1
 
     @cute.jit
-    def finish(self, consumer: Int32, turn: Int32):
-        """A part stays until part 0 has read its last values: part 0 signals in this CTA's shared memory then."""
-        if self.part > 0:
-            cute.arch.mbarrier_wait(self.barriers + self.consumers + consumer, (turn & 1) ^ 1)
+    def _receive(self, accumulators: cute.Tensor, thread: Int32, consumer: Int32, count: Int32):
+        """Add sum number ``count`` of those that this part is ever sent."""
+        full = self.barriers + consumer
+        if thread == 0:
+            cute.arch.mbarrier_arrive_and_expect_tx(full, self.values * 128 * 4)
+        cute.arch.mbarrier_wait(full, count & 1)
+        received = cute.make_rmem_tensor((VECTOR,), Float32)
+        for chunk in cutlass.range_constexpr(self.values // VECTOR):
+            cute.autovec_copy(cute.make_tensor(self._at(chunk, thread, consumer), cute.make_layout(VECTOR)), received)
+            for v in cutlass.range_constexpr(VECTOR):
+                accumulators[chunk * VECTOR + v] = accumulators[chunk * VECTOR + v] + received[v]
+        # All of the warpgroup must have read before anybody may write there again.
+        cute.arch.barrier(barrier_id=EXCHANGE_BARRIER + consumer, number_of_threads=128)
+
+    @cute.jit
+    def _send(self, accumulators: cute.Tensor, thread: Int32, consumer: Int32, to: Int32, parity: Int32):
+        cute.arch.mbarrier_wait(self.barriers + self.consumers + consumer, parity)
+        bits = cute.recast_tensor(accumulators, Int32)
+        for chunk in cutlass.range_constexpr(self.values // VECTOR):
+            base = chunk * VECTOR
+            cute.arch.store_async_dsmem(
+                self._at(chunk, thread, consumer), (bits[base], bits[base + 1], bits[base + 2], bits[base + 3]), self.barriers + consumer, to
+            )
+
+    @cute.jit
+    def finish(self):
+        """Nobody leaves while somebody may still write to its shared memory."""
+        cute.arch.cluster_arrive_relaxed()
+        cute.arch.cluster_wait()

@@ -26,9 +26,9 @@ MOST_REGISTERS = 232  # that a consumer asks for
 EPILOGUE_BARRIER, ORDER_BARRIER = 1, 3
 
 
-def consumer_registers(consumers: int, converters: int) -> int:
-    """Registers of a consumer's threads: what a launch of so many warpgroups gives each, and its share of what the producer gives back. Converters keep theirs. Who asks for more than is given back waits forever."""
-    launched = min(65536 // ((1 + consumers + converters) * WARPGROUP), 255) // 8 * 8
+def consumer_registers(consumers: int, converters: int, ctas: int = 1) -> int:
+    """Registers of a consumer's threads, where a multiprocessor holds ``ctas`` CTAs: what a launch of so many warpgroups gives each, and its share of what the producer gives back. Converters keep theirs. Who asks for more than is given back waits forever."""
+    launched = min(65536 // (ctas * (1 + consumers + converters) * WARPGROUP), 255) // 8 * 8
     return min(launched + (launched - PRODUCER_REGISTERS) // consumers // 8 * 8, MOST_REGISTERS)
 
 
@@ -68,7 +68,7 @@ class GemmSm90(LoopInvariant):
         self.consumers = config.consumer_warpgroups
         self.threads = (1 + self.consumers + self.converters) * WARPGROUP
         self.cluster = config.cluster_size
-        self.consumer_registers = consumer_registers(self.consumers, self.converters)
+        self.consumer_registers = consumer_registers(self.consumers, self.converters, config.ctas_per_sm)
         self.exchange_values = config.exchange_bytes // 4
         self.raw_bytes = self.stages * self.operands.raw_bytes()
 
@@ -103,7 +103,9 @@ class GemmSm90(LoopInvariant):
             grid=[clusters * self.cluster, 1, 1],
             block=[self.threads, 1, 1],
             cluster=[self.cluster, 1, 1],
-            min_blocks_per_mp=1,
+            min_blocks_per_mp=self.config.ctas_per_sm,
+            # All that can be (100 per cent), said here because the DSL would ask a device.
+            preferred_smem_carveout=100 if self.config.ctas_per_sm > 1 else None,
             stream=stream,
         )
         self.epilogue.afterwards(tensors, source.offsets(operands), stream)
@@ -289,7 +291,7 @@ class GemmSm90(LoopInvariant):
             parity ^= 1
         driver.finish()
         if cutlass.const_expr(config.split_k > 1):
-            exchange.finish(consumer, turn)
+            exchange.finish()
 
     def places(self, tile, columns: Int32, consumer: Int32) -> tuple[Place, ...]:
         """Where each of this consumer's 64-row blocks of ``tile`` lies."""

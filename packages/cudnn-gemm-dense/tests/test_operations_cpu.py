@@ -146,14 +146,17 @@ def test_amax_is_of_magnitudes_before_rounding():
     assert result["c_tensor"].min().item() == torch.tensor(-exact).bfloat16().item()
 
 
-@pytest.mark.parametrize("held, expected", [(float("-inf"), 2.0), (0.0, 2.0), (-1.0, 2.0), (7.5, 7.5)])
+@pytest.mark.parametrize("held, expected", [(float("-inf"), 2.0), (0.0, 2.0), (-1.0, 2.0), (7.5, 7.5), (float("nan"), float("nan"))])
 def test_amax_is_merged_into_what_is_there(held, expected):
+    """NaN among the results does not count, and one that is there stays."""
     a, b = torch.zeros(8, 16, 1).bfloat16(), torch.zeros(16, 16, 1).bfloat16()
     a[0, 0], b[0, 0] = -2.0, 1.0
+    a[1, 0] = float("nan")
     for shape in ((), (1,), (1, 1), (1, 1, 1)):
         c, amax = torch.empty(8, 16, 1), torch.full(shape, held)
         GemmAmax(a, b, None, None, c, amax)(a, b, c_tensor=c, amax_tensor=amax)
-        assert amax.item() == expected and amax.shape == shape
+        assert torch.equal(amax.isnan(), torch.full(shape, held).isnan()) and amax.shape == shape
+        assert amax.isnan() or amax.item() == expected
 
 
 def test_amax_of_a_class_with_one_and_without():

@@ -18,7 +18,7 @@ from cudnn.reference.gated import (
     swiglu,
     swiglu_backward,
 )
-from cudnn.reference.gemm import cast, full_float32, matmul
+from cudnn.reference.gemm import cast, full_float32, matmul, merge_amax
 
 __all__ = [
     "GLU_LAYOUTS",
@@ -33,6 +33,7 @@ __all__ = [
     "interleave_gate_up",
     "join_gate_up",
     "matmul",
+    "merge_amax",
     "quantize_blocks",
     "scales_from_blocked",
     "scales_to_blocked",

@@ -82,3 +82,10 @@ def _compute_dtype(value: torch.dtype | str | None) -> torch.dtype:
     if found is None:
         raise ValueError(f"compute_dtype: found {value}, needs float32, float64 or None")
     return found
+
+
+def merge_amax(amax: torch.Tensor, values: torch.Tensor) -> None:
+    """amax = max(amax, the largest magnitude in ``values``), in place. NaN in ``values`` does not count; one that ``amax`` holds stays."""
+    import torch
+
+    amax.copy_(torch.maximum(amax, values.abs().nan_to_num(nan=0.0, posinf=float("inf")).amax()))

@@ -451,8 +451,8 @@ class GemmConformanceCuda(GemmConformance):
         for _ in range(3):
             for inputs in sets:
                 fresh = self.inputs(*extents)
-                for (_, t), (_, value) in zip(flat(inputs), flat(fresh), strict=True):
-                    t.data.copy_(value)
+                for (_, t), (_, other) in zip(flat(inputs), flat(fresh), strict=True):
+                    t.data.copy_(other)
             if through == "class":
                 for made in outputs:
                     for name, value in self.initial.items():

@@ -15,7 +15,7 @@ from cudnn.fp4 import encode_e2m1, pack_fp4
 from cudnn.gemm_layout import GemmLayout, Rule
 from cudnn.gemm_operation import OPERAND_DTYPES, Scalars, Tensors
 from cudnn.gemm_scratch import as_bytes
-from cudnn.reference import cast
+from cudnn.reference import cast, merge_amax
 from cudnn.tuple_dict import TupleDict
 from cudnn.wrapper_calls import Arguments, Output, WrapperCalls, matrix_output
 from cudnn_gemm_dense import scale_factors
@@ -39,7 +39,7 @@ class GemmAmax(DenseOperation):
     """C = A Bᵀ per batch, and amax = max(amax, the largest magnitude of A Bᵀ over all rows, columns and batches).
 
     amax is taken in float32, before C is rounded, and merged into what the buffer holds: fill it with -inf or 0 before each call. The maximum is exact and the same in any order; NaN in C does
-    not count.
+    not count, and one in the buffer stays.
 
     Tensors (all three axes present; L = 1 is a trailing unit axis):
 
@@ -199,16 +199,13 @@ class GemmAmax(DenseOperation):
         self._run((a_tensor, b_tensor, c_tensor, amax_tensor, *scales), self._constant_scalars, current_stream, workspace)
 
     def _reference(self, tensors: Tensors, scalars: Scalars) -> None:
-        import torch
-
         a, b, c, amax = tensors
         product_ = gemm_reference(a, b)
         if 2 in self._views:
             as_bytes(c).copy_(pack_fp4(encode_e2m1(product_), 1))
         else:
             c.copy_(cast(product_, c.dtype))
-        # NaN does not count, as in the kernel.
-        amax.copy_(torch.fmax(amax, product_.abs().nan_to_num(nan=0.0, posinf=float("inf")).amax()))
+        merge_amax(amax, product_)
 
     def _call_traced(self, tensors: Tensors, scalars: Scalars) -> None:
         named = dict(zip(self._layout.names, tensors, strict=True))

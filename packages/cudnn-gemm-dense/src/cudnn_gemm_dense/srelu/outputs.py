@@ -10,11 +10,10 @@ from cudnn.datatypes import dtype_name
 from cudnn.gemm_layout import GemmLayout, Rule
 from cudnn.gemm_operation import sample_metadata
 from cudnn.gemm_scratch import dense_bytes
-from cudnn.reference import cast, quantize_blocks
+from cudnn.reference import cast, merge_amax, quantize_blocks
 from cudnn.wrapper_calls import Arguments, Output
 from cudnn_gemm_dense.operation import DenseOperation
 from cudnn_gemm_dense.scale_factors import FP8, amax_output, read_scales, sfd_output
-from cudnn_gemm_dense.srelu.reference import merge_amax
 
 
 class SquaredReluOperation(DenseOperation):

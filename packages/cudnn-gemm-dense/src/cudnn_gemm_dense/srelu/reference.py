@@ -51,10 +51,3 @@ def gemm_dsrelu_reference(
     g = matmul(a, b, alpha, compute_dtype=compute_dtype).relu()
     weighted = g * c.to(g.dtype)
     return 2 * weighted * prob.to(g.dtype), (g * weighted).sum(1, keepdim=True)
-
-
-def merge_amax(amax: torch.Tensor, values: torch.Tensor) -> None:
-    """amax = max(amax, the largest magnitude in ``values``), in place; NaN does not count."""
-    import torch
-
-    amax.copy_(torch.fmax(amax, values.abs().nan_to_num(nan=0.0, posinf=float("inf")).amax()))

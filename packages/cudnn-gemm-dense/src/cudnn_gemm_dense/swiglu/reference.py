@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cudnn.reference import cast, matmul, split_gate_up, swiglu
-from cudnn_gemm_dense.srelu.reference import merge_amax
+from cudnn.reference import cast, matmul, merge_amax, split_gate_up, swiglu
 
 if TYPE_CHECKING:
     import torch

@@ -24,15 +24,11 @@ def test_stages_hold_the_weights(make_weights, name, n, k):
 
     from cudnn.cutedsl.gemm.config import GemmConfig
     from cudnn.cutedsl.gemm.convert import ATOM_WORDS, Converter, QuantizedB
-    from cudnn.testing.host_kernels import fp8_to_float, run_threads
+    from cudnn.testing.host_kernels import run_threads
 
     fmt, batches, tile_n = FORMATS[name], 2, 128
     tiles, steps, raw_k, staged, factors, expected = make_weights(fmt, n, k, batches, torch.bfloat16)
     found = torch.full(expected.shape, float("nan"), dtype=torch.bfloat16)
-
-    class OnHost(Converter):
-        def from_fp8(self, words):
-            return fp8_to_float(fmt.element, words)
 
     config = GemmConfig(64, tile_n, convert_b=True)
     source = types.SimpleNamespace(format=fmt, b_dtype=BFloat16, tile_k=TILE_K, config=config)
@@ -50,7 +46,7 @@ def test_stages_hold_the_weights(make_weights, name, n, k):
         atom = QuantizedB.atom(source, (Int32(n), Int32(k)), tile, step - first)
         pointer = cute.recast_ptr(scales.iterator, dtype=Uint32) + atom * ATOM_WORDS
         words = cute.make_tensor(pointer, cute.make_layout((1, ATOM_WORDS, STAGES), stride=(ATOM_WORDS, 1, 0)))
-        converter = OnHost(source, (at(staged, block, raw_k), words, None), at(found, block, TILE_K), Int32(n), Int32(k), thread)
+        converter = Converter(source, (at(staged, block, raw_k), words, None), at(found, block, TILE_K), Int32(n), Int32(k), thread)
         converter.convert(tile, step - first, Int32(1))
 
     run_threads(work, [staged.view(-1), factors, found.view(-1)], found.shape[0], 128)

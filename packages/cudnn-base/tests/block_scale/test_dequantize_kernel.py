@@ -93,18 +93,6 @@ def test_packed_elements_lie_along_k():
         Dequantize("float4_e2m1fn", "float8_e4m3fn", 16, False, True)
 
 
-def on_host(spec: DequantizeSpec):
-    """The kernel's class, with what the hardware does in one instruction done by arithmetic."""
-    from cudnn.cutedsl.dequantize_kernel import Dequantize
-    from cudnn.testing.host_kernels import fp8_to_float
-
-    class OnHost(Dequantize):
-        def from_fp8(self, words):
-            return fp8_to_float(spec.element, words)
-
-    return OnHost(spec.element, spec.scale, spec.vec, spec.k_major, spec.blocked)
-
-
 # Each path of the code once: either order, either kind of scale tensor, both widths of elements, with and without a norm constant.
 PATHS = [
     DequantizeSpec("float8_e4m3fn", "float8_e8m0fnu", 32),
@@ -119,10 +107,10 @@ PATHS = [
 @pytest.mark.parametrize("spec", PATHS, ids=label)
 def test_threads_on_the_host(spec):
     pytest.importorskip("cutlass", reason="the CuTe DSL is not installed")
-    from cudnn.cutedsl.dequantize_kernel import THREADS
+    from cudnn.cutedsl.dequantize_kernel import THREADS, Dequantize
     from cudnn.testing.host_kernels import run_threads
 
-    kernel = on_host(spec)
+    kernel = Dequantize(spec.element, spec.scale, spec.vec, spec.k_major, spec.blocked)
     rows = 8 * random.randint(1, 50) + (random.randint(0, 7) if spec.k_major else 0)
     case = Case(spec, rows, 8 * random.randint(1, 80), random.randint(1, 3))
     rows, k, batches = case.target.shape

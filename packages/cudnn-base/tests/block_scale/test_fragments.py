@@ -50,7 +50,7 @@ def test_registers_hold_the_weights(make_weights, name, dtype):
     from cudnn.cutedsl.gemm.convert import ATOM_WORDS, atom_at
     from cudnn.cutedsl.gemm.fragments import HELD, Fragments
     from cudnn.datatypes import cutlass_dtype
-    from cudnn.testing.host_kernels import fp8_to_float, run_threads
+    from cudnn.testing.host_kernels import run_threads
 
     fmt, batches, n, k = FORMATS[name], 2, 300, 328
     tiles, steps, raw_k, staged, factors, expected = make_weights(fmt, n, k, batches, getattr(torch, dtype))
@@ -58,10 +58,6 @@ def test_registers_hold_the_weights(make_weights, name, dtype):
     stages[:, positions(raw_k)] = staged
     # Of a warpgroup's m64k16 operand thread t has, of rows 16 (t / 32) + t / 4 mod 8 and the one eight below, the pairs 2 (t mod 4) and 8 further along K.
     found = torch.full((expected.shape[0] * 256 * TILE_K // 16 * HELD,), float("nan"), dtype=getattr(torch, dtype))
-
-    class OnHost(Fragments):
-        def from_fp8(self, words):
-            return fp8_to_float(fmt.element, words)
 
     config = types.SimpleNamespace(tile_m=TILE_M)
     source = types.SimpleNamespace(format=fmt, a_dtype=cutlass_dtype(dtype), tile_k=TILE_K, raw_k=raw_k, config=config, stages=STAGES)
@@ -76,7 +72,7 @@ def test_registers_hold_the_weights(make_weights, name, dtype):
         words = cute.make_tensor(pointer, cute.make_layout((1, ATOM_WORDS, STAGES), stride=(ATOM_WORDS, 1, 0)))
         size = STAGES * TILE_M * raw_k
         raw = stages.iterator + cute.assume(block * size, divby=size)
-        fragments = OnHost(source, raw, words, Int32(k), thread % 128, thread // 128)
+        fragments = Fragments(source, raw, words, Int32(k), thread % 128, thread // 128)
         held = fragments.read(tile, step - first, Int32(STAGE))
         for b in range(fragments.blocks):
             values = fragments.convert(held, b)

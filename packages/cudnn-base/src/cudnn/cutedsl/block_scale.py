@@ -171,6 +171,17 @@ def hardware_e4m3(value: Any) -> Any:
     return pair.to(Uint32)
 
 
+def hardware_fp8(words: Any, element: str) -> Any:
+    """``words`` (a tensor of Uint32, four numbers in each) of ``element``, e4m3 or e5m2, as a vector of Float32. NaN stays NaN."""
+    import cutlass.cute as cute
+    from cutlass import Float32
+
+    from cudnn.datatypes import cutlass_dtype
+
+    count = 4 * cute.size(words)
+    return cute.make_tensor(cute.recast_ptr(words.iterator, dtype=cutlass_dtype(element)), cute.make_layout(count)).load().to(Float32)
+
+
 def e2m1_from_bits(bits: Any) -> Any:
     """The code of the e2m1 number nearest to a float32: bit 3 is the sign; beyond 6 it is 6, which NaN gives too."""
     return rounded(bits & 0x7FFFFFFF, 1, 0, 6.0) | (bits >> 28 & 8)
@@ -182,9 +193,17 @@ def e2m1_bits(code: Any) -> Any:
     return bits | shifted(code & 8, 28)
 
 
-def scale_bits(byte: Any, scale: str) -> Any:
-    """Bits in float32 of a scale factor of dtype ``scale`` (a canonical name)."""
-    return e8m0_bits(byte) if scale == "float8_e8m0fnu" else e4m3_bits(byte)
+def e8m0_value(byte: Any) -> Any:
+    """What `e8m0_bits` are the bits of, with less work on a GPU."""
+    bits = byte << 23
+    value = as_float(where(bits > 0x00400000, bits, 0x00400000))
+    # Of byte 255 this far an infinity, and 0 times that is NaN.
+    return value * number(0.0, byte) + value
+
+
+def scale_value(byte: Any, scale: str) -> Any:
+    """A scale factor of dtype ``scale`` (a canonical name), as a float."""
+    return e8m0_value(byte) if scale == "float8_e8m0fnu" else as_float(e4m3_bits(byte))
 
 
 def scale_from_bits(bits: Any, scale: str) -> Any:
@@ -232,6 +251,13 @@ def e2m1_to_bf16(codes: Any) -> list[Any]:
         lower = permuted_bytes(*lower_table, selector)
         found += [permuted_bytes(lower, upper, 0x5140), permuted_bytes(lower, upper, 0x7362)]
     return found
+
+
+def e2m1_pair(byte: Any) -> Any:
+    """Two e2m1 codes, the first in the lower half of ``byte``, as a word of two bfloat16 numbers in the same order: 2^-126 of their values, exactly."""
+    # A code without its sign is a bfloat16 number's last two bits of the exponent and first of the fraction; 0.5 is subnormal in both. What lies beside it goes to where the signs are by as many bits again.
+    spread = byte * 0x40040
+    return (spread & 0x01C001C0) | (shifted(spread, 6) & word(0x80008000, spread))
 
 
 def e2m1_word(magnitudes: Any, signs: Any) -> Any:

@@ -9,7 +9,6 @@ from cutlass import Float32, Int32, Int64, Uint32
 from cudnn.block_scale import FP4, atom_offset
 from cudnn.cutedsl import block_scale
 from cudnn.cutedsl.quantize_kernel import grid_of, tile_here
-from cudnn.datatypes import cutlass_dtype
 
 THREADS, WARP = 256, 32
 WARPS = THREADS // WARP
@@ -145,7 +144,7 @@ class Dequantize:
         return cute.make_tensor(scales.iterator + offset, cute.make_layout(1))[0].to(Uint32)
 
     def factor(self, code: Uint32, has_norm: bool, c: Float32) -> Float32:
-        value = block_scale.as_float(block_scale.scale_bits(code, self.scale))
+        value = block_scale.scale_value(code, self.scale)
         return value / c if has_norm else value
 
     @cute.jit
@@ -161,12 +160,8 @@ class Dequantize:
             raw = cute.make_rmem_tensor((UNIT // 4,), Uint32)
             for i in cutlass.range_constexpr(UNIT // 4):
                 raw[i] = words[i]
-            values.store(self.from_fp8(raw))
+            values.store(block_scale.hardware_fp8(raw, self.element))
         return values
-
-    def from_fp8(self, words: cute.Tensor):
-        """By the hardware."""
-        return cute.recast_tensor(words, cutlass_dtype(self.element)).load().to(Float32)
 
     @cute.jit
     def words(self, source: cute.Tensor, row: Int32, column: Int32, batch: Int32) -> cute.Tensor:

@@ -15,7 +15,7 @@ __all__ = ["replaced_instructions", "run_threads"]
 
 @contextmanager
 def replaced_instructions() -> Iterator[None]:
-    """Inside, ``prmt``, ``fmin``, ``fmax`` and ``rcp_approx`` of the DSL, and the conversion of scale factors to e4m3, are made of ordinary arithmetic."""
+    """Inside, ``prmt``, ``fmin``, ``fmax`` and ``rcp_approx`` of the DSL, and the conversions to and from 8-bit floats, are made of ordinary arithmetic."""
     import cutlass.cute as cute
 
     from cudnn.cutedsl import block_scale
@@ -26,6 +26,7 @@ def replaced_instructions() -> Iterator[None]:
         (cute.arch, "fmax", _extreme(lambda x, y: x > y)),
         (cute.arch, "rcp_approx", lambda x: 1.0 / x),
         (block_scale, "hardware_e4m3", _e4m3),
+        (block_scale, "hardware_fp8", _fp8),
     ]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in replacements]
     try:
@@ -61,8 +62,7 @@ def run_threads(work: Callable[..., None], tensors: Sequence[Any], blocks: int, 
     function(arguments, Int32(blocks))
 
 
-def fp8_to_float(element: str, words: Any) -> Any:
-    """Words of ``element`` (e4m3 or e5m2), four in each, as a vector of float32: by arithmetic, what a GPU has an instruction for."""
+def _fp8(words: Any, element: str) -> Any:
     import cutlass.cute as cute
 
     from cudnn.cutedsl import block_scale

@@ -25,15 +25,14 @@ from cutlass import BFloat16, Float32, Int32, Uint8, Uint32
 from cutlass.cute.nvgpu.common import CopyUniversalOp
 
 from cudnn.block_scale import FORMATS, FP4, Format
-from cudnn.cutedsl import layout
-from cudnn.cutedsl.block_scale import as_float, e2m1_to_bf16, scale_bits
+from cudnn.cutedsl import block_scale, layout
+from cudnn.cutedsl.block_scale import e2m1_to_bf16, scale_value
 from cudnn.cutedsl.epilogue.op import TensorSpec
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.operands import Strided, StridedLoader
 from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.cutedsl.gemm.scheduler import step_at
 from cudnn.cutedsl.invariant import LoopInvariant
-from cudnn.datatypes import cutlass_dtype
 
 RUN = 16  # neighbours along K that a thread converts at once: never more than a block
 LANES = 4  # threads that share a row of a step
@@ -144,8 +143,6 @@ class QuantizedLoader(StridedLoader):
 class Converter(LoopInvariant):
     """The converting warpgroups. ``staged``: what ``QuantizedB.staged`` gives; ``columns``: N; ``k``: K; ``thread``: among those of all of them."""
 
-    from_fp8 = None  # what converts words of fp8 where the hardware is not there to do it
-
     def __init__(self, source: QuantizedB, staged, sB, columns: Int32, k: Int32, thread: Int32):
         self.source, self.columns = source, columns
         self.warpgroups = source.config.converter_warpgroups
@@ -195,15 +192,15 @@ class Converter(LoopInvariant):
             # Elements behind K and rows behind N are 0: so may their factor's byte be, whatever the word has there.
             inside = (block < self.blocks) & (tile.n * self.source.config.tile_n + i * PASS_ROWS + self.row < self.columns)
             code = Uint32(cutlass.select_(inside, words[i] >> shift & 255, Uint32(0)))
-            widen(self.bytes[i], self.values, as_float(scale_bits(code, self.format.scale)), self.format, self.from_fp8)
+            widen(self.bytes[i], self.values, scale_value(code, self.format.scale), self.format)
             cute.copy(self.write, self.values, self.targets[(None, i, 0, stage)])
 
 
-def widen(raw: cute.Tensor, values: cute.Tensor, factor: Float32, fmt: Format, from_fp8=None) -> None:
-    """``values`` (16 elements) = those of ``raw`` (their bytes) times ``factor``, rounded once. ``from_fp8``: what converts words of fp8 where the hardware is not there to do it."""
+def widen(raw: cute.Tensor, values: cute.Tensor, factor: Float32, fmt: Format) -> None:
+    """``values`` (16 elements) = those of ``raw`` (their bytes) times ``factor``, rounded once."""
     words = cute.recast_tensor(cute.make_tensor(raw.iterator, cute.make_layout(RUN // fmt.packed)), Uint32)
     flat = cute.make_tensor(values.iterator, cute.make_layout(RUN))
-    exact = elements(words, fmt, from_fp8)
+    exact = elements(words, fmt)
     if values.element_type is BFloat16:
         # bfloat16 holds elements and factors exactly, so that its product is rounded as that of float32 would be; two at a time.
         flat.store(exact.load() * factor.to(BFloat16))
@@ -211,7 +208,7 @@ def widen(raw: cute.Tensor, values: cute.Tensor, factor: Float32, fmt: Format, f
         flat.store((exact.load().to(Float32) * factor).to(values.element_type))
 
 
-def elements(words: cute.Tensor, fmt: Format, from_fp8=None) -> cute.Tensor:
+def elements(words: cute.Tensor, fmt: Format) -> cute.Tensor:
     """The elements in ``words``, (n,) of Uint32, in bfloat16, which holds all of them."""
     exact = cute.make_rmem_tensor((cute.size(words) * 4 * fmt.packed,), BFloat16)
     if fmt.element == FP4:
@@ -220,6 +217,5 @@ def elements(words: cute.Tensor, fmt: Format, from_fp8=None) -> cute.Tensor:
             for i, pair in enumerate(e2m1_to_bf16(words[w])):
                 pairs[4 * w + i] = pair
     else:
-        wide = cute.recast_tensor(words, cutlass_dtype(fmt.element)).load().to(Float32) if from_fp8 is None else from_fp8(words)
-        exact.store(wide.to(BFloat16))
+        exact.store(block_scale.hardware_fp8(words, fmt.element).to(BFloat16))
     return exact

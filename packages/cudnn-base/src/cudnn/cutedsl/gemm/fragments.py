@@ -6,8 +6,7 @@ beside those of operands that need no conversion. This pays where A is the weigh
 A matrix instruction takes 16 elements along K, a *block*, from registers: a thread has those at 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 of two rows that are eight apart, c being its place among the four threads of these rows. Its pairs of
 neighbours, in the order of the registers, are the first pair of the row, that of the row eight below, and the second pair of either.
 
-- 8 bits: a pair is two bytes, and four 2-byte reads are a block's. A warp's rows are in eight different sixteenths of the banks, and what two threads share of a word is read once.
-- 4 bits: a pair is a byte, and a row's four threads have one byte each of the same two words: two 8-byte reads, and a byte permutation brings a thread's four together in one word.
+A pair is two bytes of 8-bit elements or one of 4-bit ones, and four reads of so much are a block's. A warp's rows are in different parts of the banks, and what threads share of a word is read once.
 
 A step's bytes and factors are read at once; then, block by block, the products of the step before that had a block's registers are waited for, and the block is converted and multiplied. So all blocks but one are being multiplied while
 one is converted.
@@ -17,11 +16,11 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, Uint8, Uint16, Uint32, Uint64
+from cutlass import BFloat16, Float32, Int32, Uint8, Uint16, Uint32
 
 from cudnn.block_scale import FORMATS, FP4, Format
-from cudnn.cutedsl import layout
-from cudnn.cutedsl.block_scale import as_float, permuted_bytes, scale_bits
+from cudnn.cutedsl import block_scale, layout
+from cudnn.cutedsl.block_scale import e2m1_pair, scale_value
 from cudnn.cutedsl.epilogue.op import TensorSpec
 from cudnn.cutedsl.gemm.config import SLAB_ROWS, GemmConfig
 from cudnn.cutedsl.gemm.convert import ATOM_WORDS, WORD, atom_at, atoms, elements, staged_words
@@ -104,15 +103,13 @@ class QuantizedLoader(StridedLoader):
 class Fragments(LoopInvariant):
     """A of one thread, in registers. ``pointer``: to A's bytes of all stages; ``words``: of ``QuantizedA.staged``; ``k``: K; ``thread``: within warpgroup ``consumer``."""
 
-    from_fp8 = None  # what converts words of fp8 where the hardware is not there to do it
-
     def __init__(self, source: QuantizedA, pointer, words, k: Int32, thread: Int32, consumer: Int32):
         self.source, self.words, self.format = source, words, source.format
         self.four_bits = self.format.element == FP4
         self.blocks = source.tile_k // BLOCK
         self.factors_of_k = cute.ceil_div(k, self.format.vec)
         self.row, self.column = consumer * SLAB_ROWS + thread // 32 * 16 + thread % 32 // 4, thread % 4
-        unit = Uint64 if self.four_bits else Uint16
+        unit = Uint8 if self.four_bits else Uint16  # of a pair
         self.unit = unit.width // 8
         self.places = [self.place(block) for block in range(self.blocks)]
         stages = cute.make_layout((source.config.tile_m * source.raw_k // self.unit, source.stages))
@@ -120,59 +117,59 @@ class Fragments(LoopInvariant):
         self.values = [cute.make_rmem_tensor((HELD,), source.a_dtype) for _ in range(self.blocks)]
 
     def place(self, block: int) -> Int32:
-        """Where a stage has the first bytes that this thread takes of ``block``, in units of one read: chunks of 16 bytes lie at their number xor the number of their line of 128, as far as a row has chunks."""
+        """Where a stage has the first pair that this thread takes of ``block``, in units of one read: chunks of 16 bytes lie at their number xor the number of their line of 128, as far as a row has chunks."""
         pitch = self.source.raw_k
         chunk, within = divmod(block * BLOCK // self.format.packed, CHUNK)
         moved = (self.row * pitch // LINE % (pitch // CHUNK)) ^ chunk
-        return (self.row * pitch + moved * CHUNK + within) // self.unit + (0 if self.four_bits else self.column)
+        return (self.row * pitch + moved * CHUNK + within) // self.unit + self.column
 
     def read(self, tile, k_tile: Int32, stage: Int32):
         """Bytes and factors of step ``k_tile``, which is in ``stage``: what ``convert`` takes of each block."""
         below = 8 * self.source.raw_k // self.unit
-        beside = () if self.four_bits else (HELD // self.unit,)  # the second pair of an 8-byte read comes with the first
-        at = [offset + row for offset in (0, *beside) for row in (0, below)]
+        at = [offset + row for offset in (0, HELD // 2) for row in (0, below)]
         raw = [[self.raw[place + offset, stage] for offset in at] for place in self.places]
         words = [self.words[0, (self.row % 32 + i * 8) * (ATOM_WORDS // 32) + self.row // 32, stage] for i in range(2)]
         first = (tile.k + k_tile * self.source.tile_k) // self.format.vec
         several = self.source.tile_k // self.format.vec
-        # A word has the factors of one step, or of more.
-        shift = Int32(0) if several == WORD else first % WORD * 8
-        scales = []
-        for i in range(several):
-            # Elements behind K are 0: so may their factor's byte be, whatever the word has there.
-            inside = first + i < self.factors_of_k
-            codes = [Uint32(cutlass.select_(inside, word >> (shift + 8 * i).to(Uint32) & 255, Uint32(0))) for word in words]
-            scales.append([as_float(scale_bits(code, self.format.scale)) for code in codes])
+        if several < WORD:
+            # A word has the factors of more than one step.
+            words = [word >> (first % WORD * 8).to(Uint32) for word in words]
+        # Elements behind K are 0: so may their factors' bytes be, whatever the word has there.
+        behind = 32 - 8 * cutlass.min(self.factors_of_k - first, several)
+        scales = [self.factors(word & (Uint32(0xFFFFFFFF) >> behind.to(Uint32)), several) for word in words]
         return raw, scales
+
+    def factors(self, word: Uint32, count: int) -> list[Float32]:
+        """The first ``count`` of a word's scale factors."""
+        if self.format.scale == "float8_e4m3fn":
+            codes = cute.make_rmem_tensor((1,), Uint32)
+            codes[0] = word
+            values = block_scale.hardware_fp8(codes, self.format.scale)
+            return [values[i] for i in range(count)]
+        return [scale_value(word >> 8 * i & 255, self.format.scale) for i in range(count)]
 
     def convert(self, held, block: int) -> cute.Tensor:
         """``block`` as a matrix instruction takes it, from what ``read`` returned: pair by pair."""
         raw, scales = held
-        fp4 = self.four_bits
-        words = cute.make_rmem_tensor((1 if fp4 else 2,), Uint32)
-        if fp4:
-            pairs = []
-            for both in raw[block]:
-                low, high = both.to(Uint32), (both >> 32).to(Uint32)
-                pairs.append(permuted_bytes(low, high, self.selector))
-            words[0] = permuted_bytes(pairs[0], pairs[1], 0x5140)
+        if self.four_bits:
+            exact = cute.make_rmem_tensor((HELD,), BFloat16)
+            pairs = cute.recast_tensor(exact, Uint32)
+            for i, pair in enumerate(raw[block]):
+                pairs[i] = e2m1_pair(pair.to(Uint32))
+            exact.store(exact.load() * BFloat16(2.0**126))
         else:
+            words = cute.make_rmem_tensor((HELD // 4,), Uint32)
             halves = cute.recast_tensor(words, Uint16)
             for i, half in enumerate(raw[block]):
                 halves[i] = half
-        exact = elements(words, self.format, self.from_fp8)
-        target, scale = self.values[block], scales[block * BLOCK // self.format.vec]
+            exact = elements(words, self.format)
+        target = self.values[block]
         factors = cute.make_rmem_tensor((HELD,), BFloat16 if target.element_type is BFloat16 else Float32)
         for i in range(HELD):
-            factors[i] = scale[i // 2 % 2].to(factors.element_type)
+            factors[i] = scales[i // 2 % 2][block * BLOCK // self.format.vec].to(factors.element_type)
         if target.element_type is BFloat16:
             # As in `convert.widen`: two at a time, and rounded once.
             target.store(exact.load() * factors.load())
         else:
             target.store((exact.load().to(Float32) * factors.load()).to(target.element_type))
         return cute.make_tensor(target.iterator, cute.make_layout(((2, 2, 2), 1)))
-
-    @property
-    def selector(self) -> Uint32:
-        """Of a byte permutation that takes this thread's byte of either word."""
-        return (self.column * 0x11 + 0x40).to(Uint32)

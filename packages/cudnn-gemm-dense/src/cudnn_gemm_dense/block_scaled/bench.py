@@ -1,4 +1,4 @@
-"""How products of block-scaled operands are measured: bfloat16 activations by weights in MXFP8 and NVFP4, and both operands in MXFP8, against what one does without.
+"""How products of block-scaled operands are measured: bfloat16 activations by weights in MXFP8, MXFP4 and NVFP4, and both operands in MXFP8, against what one does without.
 
 Without, weights are dequantised at every call, as they are when they are kept in the small format, and multiplied by cuBLAS; torch.compile makes one kernel of the dequantisation.
 """
@@ -15,7 +15,7 @@ from cudnn_gemm_dense.gemm.bench import Call, Config, compiled, name_of
 if TYPE_CHECKING:
     import torch
 
-WEIGHTS = {"mxfp8": "weights in MXFP8", "nvfp4": "weights in NVFP4"}
+WEIGHTS = {"mxfp8": "weights in MXFP8", "mxfp4": "weights in MXFP4", "nvfp4": "weights in NVFP4"}
 SHAPES = {"rows": tuple((m, 8192, 8192) for m in (1, 16, 64, 128, 4096, 16384)), "large": ((4096, 4096, 4096), (16384, 4096, 7168))}
 
 
@@ -89,6 +89,11 @@ def _inside(name: str, kind: str) -> Candidate:
         return _bind(inputs, kind, config=choose(SWAPPED, *_extents(inputs, kind), 1).as_dict())
 
     return Candidate(name, f"cudnn gemm, {WEIGHTS[kind]}, converted inside the kernel", bind, _output(kind), whole=False, in_place=True)
+
+
+def _default(name: str, kind: str) -> Candidate:
+    """Weights converted where the default rule says."""
+    return Candidate(name, f"cudnn gemm, {WEIGHTS[kind]}", lambda inputs: _bind(inputs, kind), _output(kind), whole=False, in_place=True)
 
 
 def _in_front(name: str, kind: str) -> Candidate:
@@ -198,7 +203,8 @@ BENCH = Benchmark(
         _in_front("ours-in-front", "mxfp8"),
         _inside("ours-inside", "mxfp8"),
         _inside("ours-inside-nvfp4", "nvfp4"),
-        Candidate("ours-nvfp4", "cudnn gemm, weights in NVFP4", lambda inputs: _bind(inputs, "nvfp4"), _output("nvfp4"), whole=False, in_place=True),
+        _default("ours-mxfp4", "mxfp4"),
+        _default("ours-nvfp4", "nvfp4"),
         Candidate(
             "ours-both", "cudnn gemm, both operands in MXFP8", lambda inputs: _bind(inputs, both=True), _output("mxfp8", True), whole=False, in_place=True
         ),

@@ -21,6 +21,14 @@ def test_nobody_waits_for_registers_that_are_not_there(consumers, converters, ct
     assert PRODUCER_REGISTERS + consumers * asked + converters * launched <= warpgroups * launched
 
 
+@pytest.mark.parametrize(("split", "ctas", "clusters"), [(1, 1, 132), (2, 1, 66), (4, 1, 32), (1, 2, 264), (2, 2, 132), (4, 2, 64)])
+def test_clusters_that_are_resident_at_once(split, ctas, clusters):
+    """A grid of more would leave some to run alone, behind the others."""
+    from cudnn.cutedsl.gemm.config import GemmConfig
+
+    assert GemmConfig(128, 32, split_k=split, ctas_per_sm=ctas, swap=True).resident_clusters(132) == clusters
+
+
 @pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize(("rows", "split"), [(1, 1), (16, 2), (32, 4), (33, 1), (300, 2)])
 def test_every_step_of_a_tile_once(rows, split, swap):

@@ -14,7 +14,7 @@ from cudnn.cutedsl.dequantize import DequantizeSpec
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.fp4 import encode_e2m1, pack_fp4
 from cudnn.gemm_layout import Extents
-from cudnn.reference import cast, dequantize_operand
+from cudnn.reference import cast, dequantize_operand, merge_amax
 from cudnn.testing.conformance import GemmConformance, same_bits
 from cudnn.tuning import table
 from cudnn.tuning.shipped import with_shipped
@@ -30,7 +30,7 @@ from cudnn_gemm_dense.gemm.reference import gemm_reference
 from cudnn_gemm_dense.srelu import api as srelu_api
 from cudnn_gemm_dense.srelu.conformance import SreluHooks
 from cudnn_gemm_dense.srelu.outputs import quantize_rows
-from cudnn_gemm_dense.srelu.reference import gemm_dsrelu_reference, gemm_srelu_reference, merge_amax
+from cudnn_gemm_dense.srelu.reference import gemm_dsrelu_reference, gemm_srelu_reference
 from cudnn_gemm_dense.swiglu import api as swiglu_api
 from cudnn_gemm_dense.swiglu.reference import run_reference
 

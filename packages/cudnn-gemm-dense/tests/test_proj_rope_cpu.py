@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import cudnn
-from cudnn.cutedsl.block_scale import as_bits, as_float, e8m0_bits, e8m0_from_bits, e8m0_reciprocal
+from cudnn.cutedsl.block_scale import as_bits, e8m0_from_bits, e8m0_reciprocal, e8m0_value
 from cudnn.gemm_operation import Launch
 from cudnn.testing.conformance import same_bits
 from cudnn_gemm_dense.operation import unfit_reason
@@ -507,14 +507,14 @@ def test_the_epilogue_lane_by_lane():
             maxima[warp, 32 * s + column] = largest
     limit = np.float32(1 / 448)
     column_scales[:] = e8m0_from_bits(as_bits(np.maximum(maxima[::2], maxima[1::2]) * limit))
-    column_factors = as_float(e8m0_bits(e8m0_reciprocal(column_scales.astype(np.uint32))))
+    column_factors = e8m0_value(e8m0_reciprocal(column_scales.astype(np.uint32)))
     for warp in range(4):
         for s, slab in enumerate(slabs[warp]):
             factors = []
             for row in range(2):
                 byte = e8m0_from_bits(as_bits(lanes.row_maximum(slab, row, Lanes()) * limit))
                 row_scales[16 * warp + LANES // 4 + 8 * row, s] = byte
-                factors.append(as_float(e8m0_bits(e8m0_reciprocal(byte))))
+                factors.append(e8m0_value(e8m0_reciprocal(byte)))
             for r in range(16):
                 at = 16 * warp + LANES // 4 + 8 * (r // 2 % 2), 32 * s + 8 * (r // 4) + 2 * (LANES % 4) + r % 2
                 codes[(0, *at)] = e4m3((slab[r] * factors[r // 2 % 2]).astype(np.float64))

@@ -46,9 +46,7 @@ def nearest_even(bits: np.ndarray, values: list[float]) -> np.ndarray:
     return np.where(below == upto, below, np.where(below % 2 == 0, below, upto))
 
 
-@pytest.mark.parametrize(
-    ("function", "dtype"), [("e8m0_bits", torch.float8_e8m0fnu), ("e4m3_bits", torch.float8_e4m3fn), ("e5m2_bits", torch.float8_e5m2)], ids=lambda x: str(x)
-)
+@pytest.mark.parametrize(("function", "dtype"), [("e4m3_bits", torch.float8_e4m3fn), ("e5m2_bits", torch.float8_e5m2)], ids=lambda x: str(x))
 def test_every_byte_widens_to_what_torch_says(function, dtype):
     expected = torch.arange(256, dtype=torch.uint8).view(dtype).float()
     assert_same(getattr(bs, function)(BYTES), expected)
@@ -58,16 +56,6 @@ def test_every_byte_widens_to_what_torch_says(function, dtype):
 def test_every_e2m1_code_widens_to_its_value():
     codes = np.arange(16, dtype=np.uint32)
     assert_same(bs.e2m1_bits(codes), torch.tensor(E2M1_VALUES))
-
-
-def test_eight_e2m1_codes_widen_to_bfloat16_in_order():
-    # Every byte in each of the four places, among random neighbours.
-    words = np.concatenate([(random_bits(256) & np.uint32(~(255 << 8 * i) & 0xFFFFFFFF)) | BYTES << np.uint32(8 * i) for i in range(4)])
-    found = bs.e2m1_to_bf16(words)
-    for i in range(8):
-        half = torch.from_numpy((found[i // 2] >> 16 * (i % 2) & 0xFFFF).astype(np.uint16)).view(torch.bfloat16)
-        expected = decode_e2m1(torch.from_numpy((words >> 4 * i & 15).astype(np.int64)))
-        assert torch.equal(half.view(torch.int16), expected.bfloat16().view(torch.int16))
 
 
 def test_two_e2m1_codes_are_bfloat16_numbers_but_for_a_power_of_two():
@@ -102,9 +90,10 @@ def test_e8m0_is_rounded_up_at_every_power_of_two():
 
 
 def test_every_e8m0_comes_back():
-    assert np.array_equal(bs.e8m0_from_bits(bs.e8m0_bits(BYTES)), BYTES)
-    reciprocal = tensor(bs.e8m0_bits(bs.e8m0_reciprocal(BYTES)))
-    assert torch.equal(reciprocal[:255], 1 / tensor(bs.e8m0_bits(BYTES))[:255]) and reciprocal[255].isnan()
+    with np.errstate(invalid="ignore"):
+        values, reciprocals = bs.e8m0_value(BYTES), torch.from_numpy(bs.e8m0_value(bs.e8m0_reciprocal(BYTES)))
+    assert np.array_equal(bs.e8m0_from_bits(bs.as_bits(values) & np.uint32(0x7FFFFFFF)), BYTES)
+    assert torch.equal(reciprocals[:255], 1 / torch.from_numpy(values)[:255]) and reciprocals[255].isnan()
 
 
 def test_e4m3_scales_are_rounded_to_nearest_even():

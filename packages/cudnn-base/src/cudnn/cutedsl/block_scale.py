@@ -105,10 +105,12 @@ def number(value: float, like: Any) -> Any:
     return numpy.float32(value)
 
 
-def e8m0_bits(byte: Any) -> Any:
-    """Bits of 2^(byte - 127): byte 0 is 2^-127, which float32 holds as a subnormal; byte 255 is NaN."""
+def e8m0_value(byte: Any) -> Any:
+    """2^(byte - 127) as a float: byte 0 is 2^-127, which float32 holds as a subnormal; byte 255 is NaN."""
     bits = byte << 23
-    return where(((byte + 1) & 0xFE) == 0, bits | 0x00400000, bits)
+    value = as_float(where(bits > 0x00400000, bits, 0x00400000))
+    # Of byte 255 this far an infinity, and 0 times that is NaN.
+    return value * number(0.0, byte) + value
 
 
 def e8m0_from_bits(bits: Any) -> Any:
@@ -193,14 +195,6 @@ def e2m1_bits(code: Any) -> Any:
     return bits | shifted(code & 8, 28)
 
 
-def e8m0_value(byte: Any) -> Any:
-    """What `e8m0_bits` are the bits of, with less work on a GPU."""
-    bits = byte << 23
-    value = as_float(where(bits > 0x00400000, bits, 0x00400000))
-    # Of byte 255 this far an infinity, and 0 times that is NaN.
-    return value * number(0.0, byte) + value
-
-
 def scale_value(byte: Any, scale: str) -> Any:
     """A scale factor of dtype ``scale`` (a canonical name), as a float."""
     return e8m0_value(byte) if scale == "float8_e8m0fnu" else as_float(e4m3_bits(byte))
@@ -214,7 +208,7 @@ def scale_from_bits(bits: Any, scale: str) -> Any:
 def reciprocal(byte: Any, scale: str) -> Any:
     """1 / a scale factor >= 0, a float rounded to nearest: exact in e8m0, infinite for 0 in e4m3."""
     if scale == "float8_e8m0fnu":
-        return as_float(e8m0_bits(e8m0_reciprocal(byte)))
+        return e8m0_value(e8m0_reciprocal(byte))
     value = as_float(e4m3_bits(byte))
     if not on_device(byte):
         return number(1.0, byte) / value
@@ -236,28 +230,24 @@ def block_scale(largest: Any, norm: Any, limit: float, scale: str) -> tuple[Any,
     return byte, smaller(norm * reciprocal(byte, scale), LARGEST)
 
 
-# Upper and lower bytes in bfloat16 of the e2m1 numbers 0, 0.5, 1, 1.5 and 2, 3, 4, 6.
-_UPPER, _LOWER = (0x3F3F3F00, 0x40404040), (0xC0800000, 0xC0804000)
-
-
-def e2m1_to_bf16(codes: Any) -> list[Any]:
-    """Eight e2m1 codes, the first in the lowest bits, as four words of two bfloat16 numbers each, in the same order."""
-    upper_table, lower_table = ([word(entry, codes) for entry in table] for table in (_UPPER, _LOWER))
-    magnitudes, evens = codes & 0x77777777, shifted(codes, 4)
-    found = []
-    for selector, signs in ((magnitudes, permuted_bytes(evens, codes, 0x5140)), (magnitudes >> 16, permuted_bytes(evens, codes, 0x7362))):
-        # A nibble of the selector is a code without sign: a table is looked up for four codes at a time.
-        upper = permuted_bytes(*upper_table, selector) | (signs & word(0x80808080, signs))
-        lower = permuted_bytes(*lower_table, selector)
-        found += [permuted_bytes(lower, upper, 0x5140), permuted_bytes(lower, upper, 0x7362)]
-    return found
-
-
 def e2m1_pair(byte: Any) -> Any:
     """Two e2m1 codes, the first in the lower half of ``byte``, as a word of two bfloat16 numbers in the same order: 2^-126 of their values, exactly."""
     # A code without its sign is a bfloat16 number's last two bits of the exponent and first of the fraction; 0.5 is subnormal in both. What lies beside it goes to where the signs are by as many bits again.
     spread = byte * 0x40040
     return (spread & 0x01C001C0) | (shifted(spread, 6) & word(0x80008000, spread))
+
+
+def e2m1_elements(codes: Any) -> Any:
+    """The elements of ``codes``, bytes of two each, as a tensor of bfloat16 in registers."""
+    import cutlass.cute as cute
+    from cutlass import BFloat16, Uint32
+
+    elements = cute.make_rmem_tensor((2 * len(codes),), BFloat16)
+    pairs = cute.recast_tensor(elements, Uint32)
+    for i, byte in enumerate(codes):
+        pairs[i] = e2m1_pair(byte)
+    elements.store(elements.load() * BFloat16(2.0**126))
+    return elements
 
 
 def e2m1_word(magnitudes: Any, signs: Any) -> Any:

@@ -152,10 +152,7 @@ class Dequantize:
         """8 elements in float32."""
         values = cute.make_rmem_tensor((UNIT,), Float32)
         if cutlass.const_expr(self.element == FP4):
-            pairs = block_scale.e2m1_to_bf16(words[0])
-            for i in cutlass.range_constexpr(UNIT // 2):
-                values[2 * i] = (pairs[i] << 16).bitcast(Float32)
-                values[2 * i + 1] = (pairs[i] & Uint32(0xFFFF0000)).bitcast(Float32)
+            values.store(block_scale.e2m1_elements([words[0] >> 8 * i & 255 for i in range(UNIT // 2)]).load().to(Float32))
         else:
             raw = cute.make_rmem_tensor((UNIT // 4,), Uint32)
             for i in cutlass.range_constexpr(UNIT // 4):

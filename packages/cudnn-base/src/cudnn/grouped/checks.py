@@ -110,7 +110,7 @@ def operand_family(a: Any, b: Any, op: str) -> None:
 def forbid_scales(op: str, given: dict[str, Any]) -> None:
     """ValueError naming what of ``given`` is set: scale factors and what goes with them belong to block-scaled operands."""
     found = []
-    for name, value in given.items():
+    for name, value in given.items():  # in every call, where a comprehension would be one more function
         if value is not None and value is not False:
             found.append(name)
     if found:

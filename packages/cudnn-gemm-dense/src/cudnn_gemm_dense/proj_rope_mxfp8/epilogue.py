@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64, Uint8, Uint32
 
 from cudnn.cutedsl import layout
-from cudnn.cutedsl.block_scale import as_bits, as_float, e8m0_bits, e8m0_from_bits, e8m0_reciprocal
+from cudnn.cutedsl.block_scale import as_bits, e8m0_from_bits, e8m0_reciprocal, e8m0_value
 from cudnn.cutedsl.epilogue.op import SLAB_VALUES, Epilogue, LoadOp, StoreOp, TensorSpec
 from cudnn.cutedsl.epilogue.parts import WARPS, BoundPart, Part, has_row, row_of
 from cudnn.cutedsl.gemm.config import SLAB_COLUMNS, SLAB_ROWS
@@ -179,7 +179,7 @@ class Warp:
 def scale_of(largest: Float32) -> tuple[Uint32, Float32]:
     """The e8m0 byte for a block with this largest magnitude, and what to multiply the block with: 2^(127 - byte). Both are NaN where the magnitude is."""
     byte = e8m0_from_bits(as_bits(largest * Float32(INVERSE_LIMIT)))
-    return byte, as_float(e8m0_bits(e8m0_reciprocal(byte)))
+    return byte, e8m0_value(e8m0_reciprocal(byte))
 
 
 def proj_rope_mxfp8(problem: GemmProblem, options: ProjRopeOptions) -> ProjRopeMxfp8:

@@ -26,7 +26,6 @@ from cutlass.cute.nvgpu.common import CopyUniversalOp
 
 from cudnn.block_scale import FORMATS, FP4, Format
 from cudnn.cutedsl import block_scale, layout
-from cudnn.cutedsl.block_scale import e2m1_to_bf16, scale_value
 from cudnn.cutedsl.epilogue.op import TensorSpec
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.operands import Strided, StridedLoader
@@ -192,7 +191,7 @@ class Converter(LoopInvariant):
             # Elements behind K and rows behind N are 0: so may their factor's byte be, whatever the word has there.
             inside = (block < self.blocks) & (tile.n * self.source.config.tile_n + i * PASS_ROWS + self.row < self.columns)
             code = Uint32(cutlass.select_(inside, words[i] >> shift & 255, Uint32(0)))
-            widen(self.bytes[i], self.values, scale_value(code, self.format.scale), self.format)
+            widen(self.bytes[i], self.values, block_scale.scale_value(code, self.format.scale), self.format)
             cute.copy(self.write, self.values, self.targets[(None, i, 0, stage)])
 
 
@@ -210,12 +209,8 @@ def widen(raw: cute.Tensor, values: cute.Tensor, factor: Float32, fmt: Format) -
 
 def elements(words: cute.Tensor, fmt: Format) -> cute.Tensor:
     """The elements in ``words``, (n,) of Uint32, in bfloat16, which holds all of them."""
-    exact = cute.make_rmem_tensor((cute.size(words) * 4 * fmt.packed,), BFloat16)
     if fmt.element == FP4:
-        pairs = cute.recast_tensor(exact, Uint32)
-        for w in range(cute.size(words)):
-            for i, pair in enumerate(e2m1_to_bf16(words[w])):
-                pairs[4 * w + i] = pair
-    else:
-        exact.store(block_scale.hardware_fp8(words, fmt.element).to(BFloat16))
+        return block_scale.e2m1_elements([words[i // 4] >> 8 * (i % 4) & 255 for i in range(4 * cute.size(words))])
+    exact = cute.make_rmem_tensor((cute.size(words) * 4,), BFloat16)
+    exact.store(block_scale.hardware_fp8(words, fmt.element).to(BFloat16))
     return exact

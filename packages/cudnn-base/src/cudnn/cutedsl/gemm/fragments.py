@@ -20,7 +20,6 @@ from cutlass import BFloat16, Float32, Int32, Uint8, Uint16, Uint32
 
 from cudnn.block_scale import FORMATS, FP4, Format
 from cudnn.cutedsl import block_scale, layout
-from cudnn.cutedsl.block_scale import e2m1_pair, scale_value
 from cudnn.cutedsl.epilogue.op import TensorSpec
 from cudnn.cutedsl.gemm.config import SLAB_ROWS, GemmConfig
 from cudnn.cutedsl.gemm.convert import ATOM_WORDS, WORD, atom_at, atoms, elements, staged_words
@@ -146,17 +145,13 @@ class Fragments(LoopInvariant):
             codes[0] = word
             values = block_scale.hardware_fp8(codes, self.format.scale)
             return [values[i] for i in range(count)]
-        return [scale_value(word >> 8 * i & 255, self.format.scale) for i in range(count)]
+        return [block_scale.scale_value(word >> 8 * i & 255, self.format.scale) for i in range(count)]
 
     def convert(self, held, block: int) -> cute.Tensor:
         """``block`` as a matrix instruction takes it, from what ``read`` returned: pair by pair."""
         raw, scales = held
         if self.four_bits:
-            exact = cute.make_rmem_tensor((HELD,), BFloat16)
-            pairs = cute.recast_tensor(exact, Uint32)
-            for i, pair in enumerate(raw[block]):
-                pairs[i] = e2m1_pair(pair.to(Uint32))
-            exact.store(exact.load() * BFloat16(2.0**126))
+            exact = block_scale.e2m1_elements([pair.to(Uint32) for pair in raw[block]])
         else:
             words = cute.make_rmem_tensor((HELD // 4,), Uint32)
             halves = cute.recast_tensor(words, Uint16)

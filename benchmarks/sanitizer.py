@@ -1,7 +1,7 @@
 """Run the kernels in every schedule on small problems under NVIDIA's compute-sanitizer, and keep what it reports.
 
     python benchmarks/sanitizer.py --json benchmarks/results/nvidia-h200/sanitizer.json            # memcheck and racecheck
-    python benchmarks/sanitizer.py --tools memcheck,racecheck,synccheck --only wgrad
+    python benchmarks/sanitizer.py --tools memcheck,racecheck,synccheck --only wgrad --jobs 8      # eight processes at a time
 
 A case is right when its results are, and clean when the tool counts no error. The exit status is 1 if one is not. Where the tool is missing, or refuses the device, the result says so and the exit status is 2.
 """
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,15 @@ SCHEDULES = [
     GemmConfig(64, 128, split_k=2),
     GemmConfig(64, 64, split_k=8),
     GemmConfig(64, 128, k_atoms=2),
+    GemmConfig(64, 32, split_k=2, k_atoms=2, swap=True),
+    GemmConfig(128, 32, split_k=4, swap=True),
+]
+# Block-scaled weights: converted in front, by warpgroups of their own, and into registers.
+SCALED = [
+    GemmConfig(64, 64),
+    GemmConfig(64, 128, split_k=2, convert_b=True),
+    GemmConfig(128, 256, swap=True),
+    GemmConfig(128, 32, split_k=2, k_groups=2, swap=True),
 ]
 GROUPED = [
     GemmConfig(128, 128, 1, 2, pingpong=True),
@@ -59,14 +69,20 @@ def _case(hooks: type, extents: tuple[int, int, int, int], **attributes: Any) ->
 def cases() -> dict[str, Callable[[], Any]]:
     import torch
 
+    from cudnn_gemm_dense.conformance_scaled import ScaledHooks
     from cudnn_gemm_dense.dswiglu.conformance import DswigluHooks
+    from cudnn_gemm_dense.gemm.conformance import GemmHooks
     from cudnn_gemm_dense.srelu.conformance import SreluHooks
     from cudnn_gemm_dense.swiglu.conformance import SwigluHooks
     from cudnn_gemm_discrete.conformance import SwigluHooks as DiscreteHooks
     from cudnn_gemm_grouped.conformance import DgluHooks, GluHooks, ProductHooks, WgradHooks
 
     dense, groups = (300, 320, 136, 2), (300, 192, 136, 5)
-    found = {f"swiglu {config}": _case(SwigluHooks, dense, config=config) for config in SCHEDULES}
+    found = {f"swiglu {config}": _case(SwigluHooks, dense, config=config) for config in SCHEDULES if not config.swap}
+    found.update({f"product {config}": _case(GemmHooks, (40, 320, 136, 2), config=config) for config in SCHEDULES if config.swap})
+    for kind in ("mxfp8", "nvfp4"):
+        scaled = type("ScaledProduct", (ScaledHooks, GemmHooks), {})
+        found.update({f"product {kind} {config}": _case(scaled, (40, 320, 160, 2), config=config, format=kind, mixed=True) for config in SCALED})
     fp8 = {"dtype": torch.float8_e4m3fn, "a_major": "m", "b_major": "n"}
     found["swiglu fp8, transposed"] = _case(SwigluHooks, (304, 320, 144, 2), **fp8)
     found["swiglu tf32"] = _case(SwigluHooks, dense, dtype=torch.float32)
@@ -101,8 +117,9 @@ def build() -> None:
     specs = []
     for make in cases().values():
         _, operation, _, _ = make()
-        bound = operation._bound
-        specs += [operation._spec(bound.kernel_problem, bound.options, config) for config in operation._configs(bound.kernel_problem, bound.options)]
+        bound, configs = operation._bound, operation._configs(operation._bound.given_problem, operation._bound.options)
+        specs += [one.spec for config in configs for one in bound.prepared_in(config)]
+        specs += [operation._spec(bound.problem_in(config), bound.options, config) for config in configs]
     failed = [outcome for outcome in build_all(list(dict.fromkeys(specs)), arch="sm_90a") if outcome.status == "failed"]
     if failed:
         raise SystemExit(f"{failed[0].spec.label}: {failed[0].error}")
@@ -127,6 +144,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="where the result goes")
     parser.add_argument("--tools", default="memcheck,racecheck")
     parser.add_argument("--only", default="", help="the cases whose name contains this")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
@@ -144,11 +162,11 @@ def main() -> int:
         result["missing"] = "compute-sanitizer is not on the path"
     else:
         build()
-        for tool in arguments.tools.split(","):
-            for name in cases():
-                if arguments.only in name:
-                    result["rows"].append(run(tool, name, program))
-                    print(*(str(result["rows"][-1][key]) for key in ("tool", "status", "errors", "seconds", "case")), flush=True)
+        todo = [(tool, name) for tool in arguments.tools.split(",") for name in cases() if arguments.only in name]
+        with ThreadPoolExecutor(arguments.jobs) as pool:
+            for row in pool.map(lambda one: run(*one, program), todo):
+                result["rows"].append(row)
+                print(*(str(row[key]) for key in ("tool", "status", "errors", "seconds", "case")), flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
     found = {row["status"] for row in result["rows"]}

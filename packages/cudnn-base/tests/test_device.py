@@ -22,6 +22,7 @@ class Driver:
         self.count, self.capabilities = count, capabilities
         self.streams = {}
         self.retained = []
+        self.capture_mode, self.modules, self.function, self.asked, self.refuses = 0, 0, {}, [], None
         self._thread = threading.local()
 
     @property
@@ -72,6 +73,38 @@ class Driver:
         context._obj.value = self.stack.pop()
         return 0
 
+    def cuThreadExchangeStreamCaptureMode(self, mode):
+        mode._obj.value, self.capture_mode = self.capture_mode, mode._obj.value
+        return 0
+
+    def cuModuleLoadData(self, module, image):
+        assert self.stack and self.capture_mode == 2 and image.endswith(b"\0")
+        module._obj.value = 7
+        self.modules += 1
+        return 0
+
+    def cuModuleUnload(self, module):
+        assert module.value == 7
+        self.modules -= 1
+        return 0
+
+    def cuModuleGetFunction(self, kernel, module, name):
+        kernel._obj.value = 8
+        return 0
+
+    def cuFuncSetAttribute(self, kernel, attribute, value):
+        self.function[attribute] = value
+        return self.refuses == attribute
+
+    def cuOccupancyMaxActiveClusters(self, count, kernel, config):
+        config = config._obj
+        assert kernel.value == 8 and config.count == 1 and config.attributes[0].id == 4 and config.stream is None
+        size = config.attributes[0].value[0]
+        assert list(config.grid) == [size, 1, 1] and config.shared_bytes == self.function[8]
+        self.asked.append((self.stack[-1] % 100, size))
+        count._obj.value = 120 // size
+        return 0
+
     def cuStreamGetCtx(self, stream, context):
         if stream.value not in self.streams:
             return 400
@@ -118,6 +151,17 @@ def test_properties_from_the_driver(driver):
     assert device.cuda_is_available() and get_compute_capability(1) == (8, 6) and get_compute_capability() == (9, 0) and sm_count(1) == 132
     with pytest.raises(ArchitectureError, match="CUDA device 2 is not available; this process sees 2 CUDA devices"):
         get_compute_capability(2)
+
+
+def test_clusters_that_are_resident_at_once(driver):
+    """Of the device that is asked about, once for each size, under any capture, with nothing left behind."""
+    info = device_info(1)
+    assert [info.resident_clusters(4) for _ in range(2)] == [30, 30] and info.resident_clusters(2) == 60
+    assert driver.asked == [(1, 4), (1, 2)] and (driver.capture_mode, driver.modules, driver.stack) == (0, 0, [])
+    driver.refuses = 14
+    assert info.resident_clusters(8) is None and (driver.capture_mode, driver.modules, driver.stack) == (0, 0, [])
+    with pytest.raises(ArchitectureError, match="CUDA device 2"):
+        device_info(2).resident_clusters(4)
 
 
 def test_properties_are_asked_for_once(driver, monkeypatch):
@@ -351,6 +395,10 @@ def test_torch_and_driver_agree():
     assert info._attribute(75) == properties.major and info._attribute(76) == properties.minor
     assert info._attribute(16) == properties.multi_processor_count == info.sm_count
     assert info.l2_cache_bytes == properties.L2_cache_size and info.device_name == properties.name
+    if info.compute_capability == (9, 0):
+        # Some multiprocessors of a chip may belong to no cluster of this size, and most belong to one.
+        for size in (1, 2, 4, 8):
+            assert 0.75 * info.sm_count <= info.resident_clusters(size) * size <= info.sm_count
     torch.zeros(1, device="cuda")
     bound = []
 

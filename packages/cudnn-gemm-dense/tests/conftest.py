@@ -55,7 +55,9 @@ def stub(monkeypatch):
     monkeypatch.setattr(cudnn.gemm_operation, "select_backend", lambda backend, tensors: "sm90")
     monkeypatch.setattr(cudnn.gemm_operation, "require_arch", lambda *_: None)
     monkeypatch.setitem(cudnn.gemm_operation.DEVICES, "sm90", "cpu")
-    monkeypatch.setattr(cudnn.gemm_operation, "device_info", lambda _: types.SimpleNamespace(sm_count=132, device_name="a device"))
+    monkeypatch.setattr(
+        cudnn.gemm_operation, "device_info", lambda _: types.SimpleNamespace(sm_count=132, resident_clusters=lambda *_: None, device_name="a device")
+    )
     monkeypatch.setattr(GemmOperation, "_launch_for", launch_for)
     return built, launched
 
@@ -76,7 +78,7 @@ def pretend(monkeypatch):
     monkeypatch.setattr(operation, "select_backend", lambda backend, tensors: "sm90")
     monkeypatch.setattr(operation, "require_arch", lambda *_: None)
     monkeypatch.setitem(operation.DEVICES, "sm90", "cpu")
-    monkeypatch.setattr(operation, "device_info", lambda _: types.SimpleNamespace(sm_count=132, device_name="NVIDIA H200"))
+    monkeypatch.setattr(operation, "device_info", lambda _: types.SimpleNamespace(sm_count=132, resident_clusters=lambda *_: None, device_name="NVIDIA H200"))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)

@@ -244,8 +244,8 @@ def test_separate_weights():
         ({"split_k": True}, ("config: split_k: found True of type bool, needs an integer",)),
         ({"pingpong": "no"}, ("config: pingpong: found 'no' of type str, needs a bool",)),
         ({"tile_m": 256, "tile_n": 256}, ("config: tile 256x256 needs 256 accumulators a thread", "holds 192")),
-        ({"ctas_per_sm": 3}, ("config: ctas_per_sm: found 3, needs 1 or 2",)),
-        ({"tile_n": 128, "ctas_per_sm": 2}, ("config: tile 128x128 needs 64 accumulators a thread", "holds 32")),
+        ({"k_groups": 3}, ("config: k_groups: found 3, needs 1 or 2",)),
+        ({"k_groups": 2}, ("config: k_groups > 1: needs weights with scale factors", "swap")),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused_on_every_device(config, fragments):

@@ -255,7 +255,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(operation, "select_backend", lambda backend, tensors: "sm90")
     monkeypatch.setattr(operation, "require_arch", lambda *_: None)
     monkeypatch.setitem(operation.DEVICES, "sm90", "cpu")
-    monkeypatch.setattr(operation, "device_info", lambda _: types.SimpleNamespace(sm_count=132, device_name="NVIDIA H200"))
+    monkeypatch.setattr(operation, "device_info", lambda _: types.SimpleNamespace(sm_count=132, resident_clusters=lambda *_: None, device_name="NVIDIA H200"))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)

@@ -15,6 +15,7 @@ from typing import Any
 
 import cudnn._env as _env
 from cudnn.errors import ArchitectureError
+from cudnn.residency import resident_clusters
 
 __all__ = [
     "BACKENDS",
@@ -130,6 +131,19 @@ class DeviceInfo:
     def l2_cache_bytes(self) -> int:
         """Bytes of L2 cache."""
         return self._attribute(_L2_CACHE_SIZE)
+
+    def resident_clusters(self, cluster_size: int) -> int | None:
+        """Clusters of ``cluster_size`` CTAs, each on a multiprocessor of its own, that the device holds at once; None where the driver does not say. Asked for once for each size."""
+        known = self._resident_clusters
+        if cluster_size not in known:
+            driver = self._driver()
+            with _pushed_context(driver, self.ordinal):
+                known[cluster_size] = resident_clusters(driver, cluster_size, self.shared_memory_per_block_optin)
+        return known[cluster_size]
+
+    @cached_property
+    def _resident_clusters(self) -> dict[int, int | None]:
+        return {}
 
     @cached_property
     def device_name(self) -> str:

@@ -529,7 +529,11 @@ class GemmOperation(APIBase):
         return self._launch_in(config, self._compiled_kernel[config], extents, device_index)
 
     def _launch_in(self, config: GemmConfig, kernel: Callable[..., None], extents: Extents, device_index: int | None) -> Launch:
-        clusters = config.resident_clusters(device_info(device_index).sm_count)  # type: ignore[arg-type]
+        device = device_info(device_index)  # type: ignore[arg-type]
+        clusters = config.resident_clusters(device.sm_count)
+        if config.cluster_size > 2:
+            # Chips of one product differ in where their multiprocessors lie.
+            clusters = min(clusters, device.resident_clusters(config.cluster_size) or clusters)
         return Launch(kernel, clusters, extents, config, self._scratch_bytes(config, extents), self._bound.converts_in(config))  # type: ignore[union-attr]
 
     # What the tuner asks.

@@ -66,8 +66,8 @@ def predicted_cost(config: GemmConfig, m: int, n: int, k: int, batches: int, sms
     if config.swap:
         m, n = n, m
     clusters = -(-m // (config.tile_m * config.cluster_m)) * -(-n // (config.tile_n * config.cluster_n)) * batches
-    waves = -(-clusters // max(sms * config.ctas_per_sm // config.cluster_size, 1))
-    products = config.ctas_per_sm * config.tile_m * config.tile_n * k / PRODUCT_RATE
+    waves = -(-clusters // max(sms // config.cluster_size, 1))
+    products = config.tile_m * config.tile_n * k / PRODUCT_RATE
     if promotes:
         products += PROMOTION * k / 128
     if config.convert_b:
@@ -75,7 +75,7 @@ def predicted_cost(config: GemmConfig, m: int, n: int, k: int, batches: int, sms
     if config.swap and quantized:
         products = max(products, (FRAGMENT_STEP + FRAGMENT_COLUMN * config.tile_n) * k / 64)
     # What is multicast is read once for the cluster.
-    read = config.ctas_per_sm * (config.tile_m / config.cluster_n + config.tile_n / config.cluster_m) * 2 * k / LOAD_RATE
+    read = (config.tile_m / config.cluster_n + config.tile_n / config.cluster_m) * 2 * k / LOAD_RATE
     overhead: float = TILE_OVERHEAD + (SPLIT_OVERHEAD if config.split_k > 1 else 0)
     if config.pingpong:
         # The epilogue runs beside the other consumer's products; a CTA with a single tile has nothing beside it, and half of its consumers idle.

@@ -148,7 +148,7 @@ def pretend_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CheckedKern
         patch.setattr(operation, "select_backend", lambda backend, tensors: "reference" if backend == "reference" else "sm90")
         patch.setattr(operation, "require_arch", lambda *_: None)
         patch.setitem(DEVICES, "sm90", "cpu")
-        patch.setattr(operation, "device_info", lambda _: types.SimpleNamespace(sm_count=SMS, device_name="a Hopper GPU"))
+        patch.setattr(operation, "device_info", lambda _: types.SimpleNamespace(sm_count=SMS, resident_clusters=lambda *_: None, device_name="a Hopper GPU"))
         patch.setattr(torch.cuda, "current_device", lambda: -1)
         patch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
         patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)

@@ -9,13 +9,12 @@ from operator import index
 from cudnn.block_scale.formats import FORMATS
 from cudnn.cutedsl.gemm.problem import GemmProblem
 
-SM_BYTES = 233472  # shared memory of a multiprocessor of compute capability 9.0
-RESERVED_BYTES = 1024  # of each CTA's, by the system
+SHARED_BYTES = 232448  # shared memory of a CTA on compute capability 9.0
 TILE_K_BYTES = 128  # one swizzle atom along K
 BARRIER_BYTES = 1536  # mbarriers (a kibibyte in front of the aligned buffers, the rest behind them) and alignment
 MAX_STAGES = 12
 MAX_ACCUMULATORS = 192  # float32 registers of one thread that a tile may take
-SHARED_ACCUMULATORS = 32  # the same where two CTAs share the register file
+GROUPED_ACCUMULATORS = 32  # the same beside a second set of consumers
 SLAB_ROWS, SLAB_COLUMNS = 64, 32  # what one warpgroup hands to one TMA store
 
 
@@ -31,7 +30,7 @@ class GemmConfig:
       turns, so that what it reads stays in L2.
     - ``k_atoms``: one step along K is this many times 128 bytes. Two or more make a small tile's reads long enough for device memory to serve whole pages.
     - ``convert_b``: a B with scale factors is converted inside the kernel, by warpgroups of their own, instead of by a kernel in front: it is read once, as small as it comes. For tiles of 64x128.
-    - ``ctas_per_sm``: 1 or 2 CTAs that share a multiprocessor, its shared memory and its registers: where weights are converted, one waits while the other converts.
+    - ``k_groups``: 1 or 2 sets of consumers in a CTA that take the steps along K in turn and add their sums in the end: where weights are converted into registers, one set waits while the other converts.
     - ``swap``: Dᵀ = B Aᵀ: ``tile_m`` and ``cluster_m`` count columns of D, ``tile_n`` and ``cluster_n`` rows, and ``raster`` "m" walks along the columns. Tiles may so be as narrow as 32 rows. A B with scale factors is converted
       inside the kernel, into registers, once for ``tile_n`` rows of activations; that is for tiles of 128 weights.
     - ``stages``: the most stages of the operand pipeline, at least 2; what shared memory leaves after the epilogue bounds it. None sets
@@ -48,7 +47,7 @@ class GemmConfig:
     group: int = 8
     stages: int | None = None
     k_atoms: int = 1
-    ctas_per_sm: int = 1
+    k_groups: int = 1
     convert_b: bool = False
     swap: bool = False
 
@@ -86,10 +85,10 @@ class GemmConfig:
     def resident_clusters(self, sms: int) -> int:
         """Clusters that a device of ``sms`` multiprocessors holds at once, each CTA of one on a multiprocessor of its own.
 
-        Multiprocessors come in pairs, so clusters of two always fill a device; groups of more than two have remainders (an H200 holds 32 clusters of four on 132).
+        Multiprocessors come in pairs, so clusters of two always fill a device; groups of more than two have remainders (an H200 holds 30 to 32 clusters of four on 132; `cudnn.device` asks the driver).
         """
-        clusters = sms * self.ctas_per_sm // self.cluster_size
-        return max(clusters if self.cluster_size <= 2 else clusters - self.ctas_per_sm, 1)
+        clusters = sms // self.cluster_size
+        return max(clusters if self.cluster_size <= 2 else clusters - 1, 1)
 
     @property
     def rows_per_warpgroup(self) -> int:
@@ -99,6 +98,11 @@ class GemmConfig:
     def exchange_bytes(self) -> int:
         """Shared memory for a partial sum of another CTA that shares the tile."""
         return self.tile_m * self.tile_n * 4 if self.split_k > 1 else 0
+
+    @property
+    def join_bytes(self) -> int:
+        """Shared memory for the partial sum of the second set of consumers."""
+        return self.tile_m * self.tile_n * 4 if self.k_groups > 1 else 0
 
     def stage_bytes(self, problem: GemmProblem) -> int:
         """Bytes of operands in one pipeline stage."""
@@ -115,7 +119,7 @@ class GemmConfig:
         """Pipeline depth: as many stages as fit beside ``epilogue_bytes`` of the epilogue, MAX_STAGES at most."""
         # B's bytes lie behind the epilogue's barriers, in a swizzle, so that those take a kibibyte of their own.
         barriers = BARRIER_BYTES + (1024 if self.convert_b else 0)
-        fit = (SM_BYTES // self.ctas_per_sm - RESERVED_BYTES - barriers - epilogue_bytes - self.exchange_bytes) // self.stage_bytes(problem)
+        fit = (SHARED_BYTES - barriers - epilogue_bytes - self.exchange_bytes - self.join_bytes) // self.stage_bytes(problem)
         return min(self.stages or MAX_STAGES, fit, MAX_STAGES)
 
     def supports(self, problem: GemmProblem, *, epilogue_bytes: int = 0, columns_per_visit: int = SLAB_COLUMNS) -> str | None:
@@ -132,8 +136,10 @@ class GemmConfig:
             return f"cluster: found {self.cluster_m}x{self.cluster_n}, needs 1, 2 or 4 each and at most 4 CTAs together"
         if self.k_atoms not in (1, 2, 4):
             return f"k_atoms: found {self.k_atoms}, needs 1, 2 or 4"
-        if self.ctas_per_sm not in (1, 2):
-            return f"ctas_per_sm: found {self.ctas_per_sm}, needs 1 or 2"
+        if self.k_groups not in (1, 2):
+            return f"k_groups: found {self.k_groups}, needs 1 or 2"
+        if self.k_groups > 1 and problem.a_format is None:
+            return "k_groups > 1: needs weights with scale factors that are converted into registers (swap)"
         if self.convert_b and self.swap:
             return "convert_b and swap: two ways to convert the same B; give one"
         if self.convert_b != (problem.b_format is not None):
@@ -175,7 +181,7 @@ class GemmConfig:
         # 256 accumulators a thread are the whole register file; above 192 the epilogue would spill.
         accumulators = self.rows_per_warpgroup * self.tile_n // 128
         accumulators *= 2 if problem.promotes else 1
-        most = MAX_ACCUMULATORS if self.ctas_per_sm == 1 else SHARED_ACCUMULATORS
+        most = MAX_ACCUMULATORS if self.k_groups == 1 else GROUPED_ACCUMULATORS
         if accumulators > most:
             return f"tile {self.tile_m}x{self.tile_n} needs {accumulators} accumulators a thread in this schedule; the register file holds {most} beside the epilogue"
         if problem.b_parts != "single" and self.tile_n // SLAB_COLUMNS % (2 * self.cluster_m):
@@ -190,7 +196,7 @@ class GemmConfig:
         return asdict(self)
 
     def __str__(self) -> str:
-        return f"{self.tile_m}x{self.tile_n}{'-pingpong' if self.pingpong else ''}-cluster{self.cluster_m}x{self.cluster_n}{f'-split{self.split_k}' if self.split_k > 1 else ''}-{self.raster}{self.group}{f'-k{self.k_atoms}' if self.k_atoms > 1 else ''}{f'-ctas{self.ctas_per_sm}' if self.ctas_per_sm > 1 else ''}{'-convert' if self.convert_b else ''}{'-swap' if self.swap else ''}"
+        return f"{self.tile_m}x{self.tile_n}{'-pingpong' if self.pingpong else ''}-cluster{self.cluster_m}x{self.cluster_n}{f'-split{self.split_k}' if self.split_k > 1 else ''}-{self.raster}{self.group}{f'-k{self.k_atoms}' if self.k_atoms > 1 else ''}{f'-groups{self.k_groups}' if self.k_groups > 1 else ''}{'-convert' if self.convert_b else ''}{'-swap' if self.swap else ''}"
 
 
 def _field(name: str, given: object) -> object:

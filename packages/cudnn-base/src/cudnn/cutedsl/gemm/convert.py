@@ -126,12 +126,12 @@ class QuantizedLoader(StridedLoader):
     def load(self, tile, k_tile, stage, barrier):
         source, c = self.source, self.source.config
         row, k, plane = source.a_at(tile)
-        self._copy(0, self.sA, stage, (c.tile_m, source.tile_k), row, k, (0, k_tile, plane), 0, 1, barrier, {})
+        self._copy(0, self.sA, stage, (c.tile_m, source.tile_k), row, k, (0, k_tile, plane), 0, 1, barrier, self.hints[0])
         self._expect(stage)
         k, plane = source.b_at(tile)
         at = (tile.n, k_tile, plane)
-        self._copy(1, self.raw, stage, (c.tile_n, source.raw_k), 0, k // source.format.packed, at, 0, 1, self.barriers + stage, {})
-        self._copy(2, self.words, stage, (1, ATOM_WORDS), 0, 0, (source.atom(self.table, tile, k_tile), 0, 0), 0, 1, self.barriers + stage, {})
+        self._copy(1, self.raw, stage, (c.tile_n, source.raw_k), 0, k // source.format.packed, at, 0, 1, self.barriers + stage, self.hints[1])
+        self._copy(2, self.words, stage, (1, ATOM_WORDS), 0, 0, (source.atom(self.table, tile, k_tile), 0, 0), 0, 1, self.barriers + stage, self.hints[1])
 
     @cute.jit
     def _expect(self, stage: Int32):

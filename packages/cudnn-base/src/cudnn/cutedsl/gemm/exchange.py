@@ -9,6 +9,7 @@ from cutlass import Float32, Int32
 from cudnn.cutedsl.invariant import LoopInvariant
 
 EXCHANGE_BARRIER = 5  # named barriers, one per consumer warpgroup
+JOIN_BARRIER = 7  # two per consumer warpgroup of a set
 VECTOR = 4  # float32 values of one remote store
 
 
@@ -101,3 +102,37 @@ class Exchange(LoopInvariant):
         """Nobody leaves while somebody may still write to its shared memory."""
         cute.arch.cluster_arrive_relaxed()
         cute.arch.cluster_wait()
+
+
+class Join(LoopInvariant):
+    """The sum of two sets of consumers of one CTA, of which each has taken every other step: the second leaves its own in shared memory, and the first adds it. A warpgroup of one set and the one of the other that has the same rows
+    of the tile meet at two named barriers: when the sum is there, and when it has been read."""
+
+    def __init__(self, kernel, buffer):
+        config = kernel.config
+        self.consumers, self.buffer = kernel.consumers, buffer
+        self.values = config.rows_per_warpgroup * config.tile_n // 128  # of one thread
+
+    @cute.jit
+    def reduce(self, accumulators: cute.Tensor, thread: Int32, consumer: Int32, k_group: Int32):
+        there, read = JOIN_BARRIER + consumer, JOIN_BARRIER + self.consumers + consumer
+        vector = cute.make_rmem_tensor((VECTOR,), Float32)
+        if k_group == 1:
+            for chunk in cutlass.range_constexpr(self.values // VECTOR):
+                for v in cutlass.range_constexpr(VECTOR):
+                    vector[v] = accumulators[chunk * VECTOR + v]
+                cute.autovec_copy(vector, self._at(chunk, thread, consumer))
+            cute.arch.barrier_arrive(barrier_id=there, number_of_threads=256)
+            cute.arch.barrier(barrier_id=read, number_of_threads=256)
+        else:
+            cute.arch.barrier(barrier_id=there, number_of_threads=256)
+            for chunk in cutlass.range_constexpr(self.values // VECTOR):
+                cute.autovec_copy(self._at(chunk, thread, consumer), vector)
+                for v in cutlass.range_constexpr(VECTOR):
+                    accumulators[chunk * VECTOR + v] = accumulators[chunk * VECTOR + v] + vector[v]
+            cute.arch.barrier_arrive(barrier_id=read, number_of_threads=256)
+
+    def _at(self, chunk: int, thread: Int32, consumer: Int32) -> cute.Tensor:
+        """Values 4 chunk ... 4 chunk + 3 of a thread: neighbouring threads side by side, so no bank conflicts."""
+        index = (consumer * (self.values // VECTOR) + chunk) * 128 + thread
+        return cute.make_tensor(self.buffer + cute.assume(index * VECTOR, divby=VECTOR), cute.make_layout(VECTOR))

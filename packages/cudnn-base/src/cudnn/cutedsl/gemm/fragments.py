@@ -94,9 +94,9 @@ class QuantizedLoader(StridedLoader):
     def load_a(self, tile, k_tile, stage, barrier):
         source, c = self.source, self.source.config
         row, k, plane = source.a_at(tile)
-        self._copy(0, self.sA, stage, (c.tile_m, source.raw_k), row, k // source.format.packed, (0, k_tile, plane), 0, 1, barrier, {})
+        self._copy(0, self.sA, stage, (c.tile_m, source.raw_k), row, k // source.format.packed, (0, k_tile, plane), 0, 1, barrier, self.hints[0])
         atom = atom_at(*self.table, source.format.vec, row // ATOM_WORDS, plane, k + k_tile * source.tile_k)
-        self._copy(2, self.words, stage, (1, ATOM_WORDS), 0, 0, (atom, 0, 0), 0, 1, barrier, {})
+        self._copy(2, self.words, stage, (1, ATOM_WORDS), 0, 0, (atom, 0, 0), 0, 1, barrier, self.hints[0])
 
 
 class Fragments(LoopInvariant):
@@ -132,7 +132,7 @@ class Fragments(LoopInvariant):
         several = self.source.tile_k // self.format.vec
         if several < WORD:
             # A word has the factors of more than one step.
-            words = [word >> (first % WORD * 8).to(Uint32) for word in words]
+            words = [word >> ((first & (WORD - 1)) * 8).to(Uint32) for word in words]
         # Elements behind K are 0: so may their factors' bytes be, whatever the word has there.
         behind = 32 - 8 * cutlass.min(self.factors_of_k - first, several)
         scales = [self.factors(word & (Uint32(0xFFFFFFFF) >> behind.to(Uint32)), several) for word in words]

@@ -356,6 +356,10 @@ class StridedLoader(LoopInvariant):
             divided = cute.zipped_divide(sB, (SLAB_COLUMNS, source.tile_k))
             self.sB = cute.group_modes(divided[((None, None), (None, 0, None))], 0, 2)
 
+    def hold(self, policies):
+        """How long L2 is to hold A and B: ``DenseScheduler.cache_policies``; None leaves it to L2."""
+        self.hints = tuple({} if policy is None else {"cache_policy": policy} for policy in policies)
+
     def begin(self, tile):
         """Before the first copy of ``tile``: see what the device has written of its maps."""
         for slot in range(len(self.source.mapped)):
@@ -370,12 +374,14 @@ class StridedLoader(LoopInvariant):
         c, tile_k = self.source.config, self.source.tile_k
         row, a_k, a_plane = self.source.a_at(tile)
         masked = {} if self.a_mask is None else {"mcast_mask": self.a_mask}
-        self._copy(0, self.sA, stage, (c.tile_m, tile_k), row, a_k, (0, k_tile, a_plane), self.cta_n, c.cluster_n, barrier, masked | self._map(tile, 0))
+        self._copy(
+            0, self.sA, stage, (c.tile_m, tile_k), row, a_k, (0, k_tile, a_plane), self.cta_n, c.cluster_n, barrier, masked | self._map(tile, 0) | self.hints[0]
+        )
 
     def load_b(self, tile, k_tile, stage, barrier):
         c, tile_k = self.source.config, self.source.tile_k
         b_k, b_plane = self.source.b_at(tile)
-        masked = {} if self.b_mask is None else {"mcast_mask": self.b_mask}
+        masked = self.hints[1] if self.b_mask is None else {"mcast_mask": self.b_mask} | self.hints[1]
         if self.source.parts == 1:
             self._copy(1, self.sB, stage, (c.tile_n, tile_k), 0, b_k, (tile.n, k_tile, b_plane), self.cta_m, c.cluster_m, barrier, masked | self._map(tile, 1))
         else:

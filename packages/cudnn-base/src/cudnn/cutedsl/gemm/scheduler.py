@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Int64
 
 from cudnn.cutedsl.gemm.config import GemmConfig
 from cudnn.cutedsl.gemm.exchange import share
@@ -18,6 +18,9 @@ from cudnn.cutedsl.invariant import LoopInvariant
 
 WARP = 32
 FEW_ROWS = 32
+
+# How long L2 holds a line: what the `createpolicy` instruction gives for all of the accesses of these kinds (cute::TMA::CacheHintSm90 has the same words).
+EVICT_NORMAL, EVICT_FIRST, EVICT_LAST = 0x1000000000000000, 0x12F0000000000000, 0x14F0000000000000
 
 
 class Tile(NamedTuple):
@@ -93,6 +96,16 @@ class DenseScheduler(LoopInvariant):
         """Host side: how many cluster tiles there are at most."""
         return arguments[2]
 
+    @cute.jit
+    def cache_policies(self, arguments) -> tuple[Int64, Int64]:
+        """How long L2 is to hold lines of A and of B. Where one row or one column of cluster tiles is all there is, one operand is read by every cluster, and each line of the other by a single one: that one is not to
+        drive out the first. Else L2 knows best."""
+        tiles_m, tiles_n = arguments[0], arguments[1]
+        normal, once, again = Int64(EVICT_NORMAL), Int64(EVICT_FIRST), Int64(EVICT_LAST)
+        a = cutlass.select_(tiles_m == 1, again, cutlass.select_(tiles_n == 1, once, normal))
+        b = cutlass.select_(tiles_m == 1, once, cutlass.select_(tiles_n == 1, again, normal))
+        return Int64(a), Int64(b)
+
     def start(self, arguments, index: Int32) -> Int32:
         return index
 
@@ -160,6 +173,10 @@ class GroupedScheduler(LoopInvariant):
         self.equal_steps = self.rows
 
     @cute.jit
+    def cache_policies(self, arguments) -> tuple[None, None]:
+        """As those of ``DenseScheduler``: L2 knows best."""
+        return None, None
+
     def arguments(self, m: Int32, n: Int32, groups: Int32, k_tiles: Int32, offsets: cute.Tensor):
         """Host side. ``m``: rows of A; ``k_tiles``: steps along K, over all groups where they divide K."""
         c = self.config

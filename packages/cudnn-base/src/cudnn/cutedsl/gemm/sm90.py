@@ -13,7 +13,7 @@ from cudnn.cutedsl.epilogue.driver import EpilogueDriver, barrier_count, init_ba
 from cudnn.cutedsl.epilogue.op import Epilogue, Place
 from cudnn.cutedsl.gemm import mma
 from cudnn.cutedsl.gemm.config import SLAB_ROWS, GemmConfig
-from cudnn.cutedsl.gemm.exchange import Exchange
+from cudnn.cutedsl.gemm.exchange import Exchange, Join
 from cudnn.cutedsl.gemm.operands import source_for
 from cudnn.cutedsl.gemm.problem import GemmProblem
 from cudnn.cutedsl.gemm.scheduler import DenseScheduler, GroupedScheduler, step_at
@@ -26,9 +26,9 @@ MOST_REGISTERS = 232  # that a consumer asks for
 EPILOGUE_BARRIER, ORDER_BARRIER = 1, 3
 
 
-def consumer_registers(consumers: int, converters: int, ctas: int = 1) -> int:
-    """Registers of a consumer's threads, where a multiprocessor holds ``ctas`` CTAs: what a launch of so many warpgroups gives each, and its share of what the producer gives back. Converters keep theirs. Who asks for more than is given back waits forever."""
-    launched = min(65536 // (ctas * (1 + consumers + converters) * WARPGROUP), 255) // 8 * 8
+def consumer_registers(consumers: int, converters: int) -> int:
+    """Registers of a consumer's threads: what a launch of so many warpgroups gives each, and its share of what the producer gives back. Converters keep theirs. Who asks for more than is given back waits forever."""
+    launched = min(65536 // ((1 + consumers + converters) * WARPGROUP), 255) // 8 * 8
     return min(launched + (launched - PRODUCER_REGISTERS) // consumers // 8 * 8, MOST_REGISTERS)
 
 
@@ -38,7 +38,7 @@ class GemmSm90(LoopInvariant):
     | role | who | does |
     |---|---|---|
     | producer | warp 0 of warpgroup 0 | waits for an empty stage, issues the copies of one step along K |
-    | consumer | warpgroups 1 and 2 (1 alone for 64-row tiles) | waits for a full stage, issues WGMMA, releases the stage before; then the epilogue |
+    | consumer | warpgroups 1 and 2 (1 alone for 64-row tiles; 3 and 4 too with ``k_groups`` 2, for every other step) | waits for a full stage, issues WGMMA, releases the stage before; then the epilogue |
 
     Cooperative: both consumers work on one tile, 64 rows (or blocks of 64 rows in turn) each. Pingpong: consumer w takes every second tile of the CTA's list and the matrix
     cores are passed on between the two in list order, so that one's epilogue runs while the other multiplies.
@@ -66,10 +66,12 @@ class GemmSm90(LoopInvariant):
             # A group of no steps has nothing to add.
             self.scheduler = GroupedScheduler(config, problem.grouping, self.operands.tile_k, skip_empty=any(op.adds for op in epilogue.stores))
         self.consumers = config.consumer_warpgroups
-        self.threads = (1 + self.consumers + self.converters) * WARPGROUP
+        self.k_groups = config.k_groups
+        self.threads = (1 + self.consumers * self.k_groups + self.converters) * WARPGROUP
         self.cluster = config.cluster_size
-        self.consumer_registers = consumer_registers(self.consumers, self.converters, config.ctas_per_sm)
+        self.consumer_registers = consumer_registers(self.consumers * self.k_groups, self.converters)
         self.exchange_values = config.exchange_bytes // 4
+        self.join_values = config.join_bytes // 4
         self.raw_bytes = self.stages * self.operands.raw_bytes()
 
     @cute.jit
@@ -93,6 +95,7 @@ class GemmSm90(LoopInvariant):
             ring_barriers: cute.struct.MemRange[cutlass.Int64, self.epilogue_barriers]
             exchange_barriers: cute.struct.MemRange[cutlass.Int64, 2 * self.consumers]
             exchange: cute.struct.Align[cute.struct.MemRange[cutlass.Float32, self.exchange_values], 128]
+            join: cute.struct.Align[cute.struct.MemRange[cutlass.Float32, self.join_values], 128]
             raw: cute.struct.Align[cute.struct.MemRange[cutlass.Uint8, self.raw_bytes], 1024 if self.converters else 128]
 
         self.storage = Storage
@@ -103,9 +106,7 @@ class GemmSm90(LoopInvariant):
             grid=[clusters * self.cluster, 1, 1],
             block=[self.threads, 1, 1],
             cluster=[self.cluster, 1, 1],
-            min_blocks_per_mp=self.config.ctas_per_sm,
-            # All that can be (100 per cent), said here because the DSL would ask a device.
-            preferred_smem_carveout=100 if self.config.ctas_per_sm > 1 else None,
+            min_blocks_per_mp=1,
             stream=stream,
         )
         self.epilogue.afterwards(tensors, source.offsets(operands), stream)
@@ -161,6 +162,7 @@ class GemmSm90(LoopInvariant):
         if cutlass.const_expr(config.split_k > 1):
             exchange = Exchange(self, storage.exchange.data_ptr(), storage.exchange_barriers.data_ptr(), part)
             exchange.init(warp)
+        join = Join(self, storage.join.data_ptr()) if cutlass.const_expr(self.k_groups > 1) else None
         # The cluster's shape here only says whether to wait for this CTA or for all of the cluster.
         pipeline.pipeline_init_arrive(cluster_shape_mn=(self.cluster, 1), is_relaxed=True)
         sA = storage.a.get_tensor(a_layout.outer, swizzle=a_layout.inner)
@@ -193,11 +195,15 @@ class GemmSm90(LoopInvariant):
                     self.consume(ab, sA, sB, driver, schedule, columns, first, step, cta_m, cta_n, part, exchange, in_group, consumer)
             else:
                 cute.arch.setmaxregister_increase(self.consumer_registers)
+                k_group = 0
+                if cutlass.const_expr(self.k_groups > 1):
+                    k_group = consumer // self.consumers
+                    consumer = consumer - k_group * self.consumers
                 driver = self.driver(storage, fusion, in_group, consumer)
                 a = sA
                 if cutlass.const_expr(self.problem.a_format is not None):
                     a = self.operands.fragments(storage.a.data_ptr(), staged, table, in_group, consumer)
-                self.consume(ab, a, sB, driver, schedule, columns, first, step, cta_m, cta_n, part, exchange, in_group, consumer)
+                self.consume(ab, a, sB, driver, schedule, columns, first, step, cta_m, cta_n, part, exchange, in_group, consumer, join, k_group)
 
     def driver(self, storage, fusion, thread: Int32, consumer: Int32) -> EpilogueDriver:
         """The epilogue of warpgroup ``consumer``."""
@@ -208,6 +214,7 @@ class GemmSm90(LoopInvariant):
     @cute.jit
     def produce(self, ab, loader, schedule, first: Int32, step: Int32, cta_m: Int32, cta_n: Int32, part: Int32):
         state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
+        loader.hold(self.scheduler.cache_policies(schedule))
         place = self.scheduler.start(schedule, first)
         while self.scheduler.more(schedule, place):
             tile = self.scheduler.tile(schedule, place, cta_m, cta_n, part)
@@ -237,6 +244,8 @@ class GemmSm90(LoopInvariant):
         exchange,
         in_group: Int32,
         consumer: Int32,
+        join=None,
+        k_group: Int32 | int = 0,
     ):
         config = self.config
         # One instruction overwrites the accumulators, the other adds to them: two objects, because device loops may not change one.
@@ -261,14 +270,19 @@ class GemmSm90(LoopInvariant):
         while self.scheduler.more(schedule, place):
             tile = self.scheduler.tile(schedule, place, cta_m, cta_n, part)
             places = self.places(tile, columns, consumer)
-            if cutlass.const_expr(config.split_k > 1):
-                if part == 0:
+            if cutlass.const_expr(config.split_k * self.k_groups > 1):
+                if part + k_group == 0:
                     driver.prepare(places)
             else:
                 driver.prepare(places)
             if cutlass.const_expr(config.pingpong):
                 cute.arch.barrier(barrier_id=ORDER_BARRIER + consumer, number_of_threads=2 * WARPGROUP)
-            if cutlass.const_expr(config.split_k > 1):
+            if cutlass.const_expr(self.k_groups > 1):
+                accumulators.fill(0.0)
+                if k_group < tile.k_tiles:
+                    self.multiply_converted(tiled_mma, ab, state.clone(), tCrA, tCrB, accumulators, tile, k_group)
+                state.advance(tile.k_tiles)
+            elif cutlass.const_expr(config.split_k > 1):
                 accumulators.fill(0.0)
                 if tile.k_tiles > 0:
                     state = self.multiply_tile(tiled_mma, ab, state, tCrA, tCrB, accumulators, partial, tile, consumer)
@@ -282,14 +296,22 @@ class GemmSm90(LoopInvariant):
                 if cutlass.const_expr(config.pingpong):
                     state.advance(self.scheduler.steps(schedule, place))
                     place = self.scheduler.advance(schedule, place, step)
-            if cutlass.const_expr(config.split_k > 1):
-                turn = exchange.reduce(accumulators, in_group, consumer, turn)
-                if part == 0:
-                    driver.run(accumulators, places, parity)
+            if cutlass.const_expr(self.k_groups > 1):
+                join.reduce(accumulators, in_group, consumer, k_group)
+            if cutlass.const_expr(config.split_k * self.k_groups > 1):
+                if k_group == 0:
+                    if cutlass.const_expr(config.split_k > 1):
+                        turn = exchange.reduce(accumulators, in_group, consumer, turn)
+                    if part == 0:
+                        driver.run(accumulators, places, parity)
             else:
                 driver.run(accumulators, places, parity)
             parity ^= 1
-        driver.finish()
+        if cutlass.const_expr(self.k_groups > 1):
+            if k_group == 0:
+                driver.finish()
+        else:
+            driver.finish()
         if cutlass.const_expr(config.split_k > 1):
             exchange.finish()
 
@@ -346,19 +368,29 @@ class GemmSm90(LoopInvariant):
         return state
 
     @cute.jit
-    def multiply_converted(self, tiled_mma, ab, state, fragments, tCrB, accumulators, tile):
-        """As ``multiply``, with A in registers that each step converts anew: block by block along K, each as soon as the products that last had its registers are done."""
+    def multiply_converted(self, tiled_mma, ab, state, fragments, tCrB, accumulators, tile, first=0):
+        """As ``multiply``, with A in registers that each step converts anew: block by block along K, each as soon as the products that last had its registers are done. From step ``first`` on, which there must be, and of the steps
+        behind it those that this set of consumers takes."""
+        stride = self.k_groups
+        if cutlass.const_expr(stride > 1):
+            state.advance(first)
         released = state.clone()
         ab.consumer_wait(state)
-        self.issue_converted(tiled_mma, fragments, tCrB, accumulators, tile, Int32(0), state.index, True)
+        self.issue_converted(tiled_mma, fragments, tCrB, accumulators, tile, Int32(first), state.index, True)
         state.advance()
-        for i in cutlass.range(1, tile.k_tiles, unroll=1):
+        if cutlass.const_expr(stride > 1):
+            state.advance()
+        for i in cutlass.range(first + stride, tile.k_tiles, stride, unroll=1):
             ab.consumer_wait(state)
             self.issue_converted(tiled_mma, fragments, tCrB, accumulators, tile, i, state.index, False)
             # The products of the step before were waited for on the way.
             ab.consumer_release(released)
             released.advance()
+            if cutlass.const_expr(stride > 1):
+                released.advance()
             state.advance()
+            if cutlass.const_expr(stride > 1):
+                state.advance()
         warpgroup.wait_group(0)
         ab.consumer_release(released)
         return state

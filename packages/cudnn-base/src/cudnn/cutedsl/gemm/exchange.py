@@ -1,4 +1,4 @@
-"""Sums over a cluster: the CTAs that share a tile's steps along K add their parts in one CTA's shared memory."""
+"""Sums of what shares a tile's steps along K: of the CTAs of a cluster, and of the sets of consumers of a CTA, which leave their parts in one CTA's shared memory."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ def share(steps: Int32, part: Int32, parts: int) -> tuple[Int32, Int32]:
         return Int32(0), steps
     first = steps * part // parts
     return first, steps * (part + 1) // parts - first
+
+
+def place_of(buffer, values: int, chunk: int, thread: Int32, consumer: Int32):
+    """Where thread ``thread`` of warpgroup ``consumer`` leaves its values 4 chunk ... 4 chunk + 3 of ``values``: neighbouring threads side by side, so no bank conflicts."""
+    index = (consumer * (values // VECTOR) + chunk) * 128 + thread
+    return buffer + cute.assume(index * VECTOR, divby=VECTOR)
 
 
 class Exchange(LoopInvariant):
@@ -42,11 +48,6 @@ class Exchange(LoopInvariant):
                 for i in cutlass.range_constexpr(2 * self.consumers):
                     cute.arch.mbarrier_init(self.barriers + i, 1)
         cute.arch.mbarrier_init_fence()
-
-    def _at(self, chunk: int, thread: Int32, consumer: Int32):
-        """Where thread ``thread`` of warpgroup ``consumer`` leaves values 4 chunk ... 4 chunk + 3: neighbouring threads side by side, so no bank conflicts."""
-        index = (consumer * (self.values // VECTOR) + chunk) * 128 + thread
-        return self.buffer + cute.assume(index * VECTOR, divby=VECTOR)
 
     def _sums(self) -> Int32:
         """How many sums this part is sent for a tile."""
@@ -81,7 +82,7 @@ class Exchange(LoopInvariant):
         cute.arch.mbarrier_wait(full, count & 1)
         received = cute.make_rmem_tensor((VECTOR,), Float32)
         for chunk in cutlass.range_constexpr(self.values // VECTOR):
-            cute.autovec_copy(cute.make_tensor(self._at(chunk, thread, consumer), cute.make_layout(VECTOR)), received)
+            cute.autovec_copy(cute.make_tensor(place_of(self.buffer, self.values, chunk, thread, consumer), cute.make_layout(VECTOR)), received)
             for v in cutlass.range_constexpr(VECTOR):
                 accumulators[chunk * VECTOR + v] = accumulators[chunk * VECTOR + v] + received[v]
         # All of the warpgroup must have read before anybody may write there again.
@@ -94,7 +95,10 @@ class Exchange(LoopInvariant):
         for chunk in cutlass.range_constexpr(self.values // VECTOR):
             base = chunk * VECTOR
             cute.arch.store_async_dsmem(
-                self._at(chunk, thread, consumer), (bits[base], bits[base + 1], bits[base + 2], bits[base + 3]), self.barriers + consumer, to
+                place_of(self.buffer, self.values, chunk, thread, consumer),
+                (bits[base], bits[base + 1], bits[base + 2], bits[base + 3]),
+                self.barriers + consumer,
+                to,
             )
 
     @cute.jit
@@ -133,6 +137,4 @@ class Join(LoopInvariant):
             cute.arch.barrier_arrive(barrier_id=read, number_of_threads=256)
 
     def _at(self, chunk: int, thread: Int32, consumer: Int32) -> cute.Tensor:
-        """Values 4 chunk ... 4 chunk + 3 of a thread: neighbouring threads side by side, so no bank conflicts."""
-        index = (consumer * (self.values // VECTOR) + chunk) * 128 + thread
-        return cute.make_tensor(self.buffer + cute.assume(index * VECTOR, divby=VECTOR), cute.make_layout(VECTOR))
+        return cute.make_tensor(place_of(self.buffer, self.values, chunk, thread, consumer), cute.make_layout(VECTOR))

@@ -377,19 +377,15 @@ class GemmSm90(LoopInvariant):
         released = state.clone()
         ab.consumer_wait(state)
         self.issue_converted(tiled_mma, fragments, tCrB, accumulators, tile, Int32(first), state.index, True)
-        state.advance()
-        if cutlass.const_expr(stride > 1):
+        for _ in cutlass.range_constexpr(stride):
             state.advance()
         for i in cutlass.range(first + stride, tile.k_tiles, stride, unroll=1):
             ab.consumer_wait(state)
             self.issue_converted(tiled_mma, fragments, tCrB, accumulators, tile, i, state.index, False)
             # The products of the step before were waited for on the way.
             ab.consumer_release(released)
-            released.advance()
-            if cutlass.const_expr(stride > 1):
+            for _ in cutlass.range_constexpr(stride):
                 released.advance()
-            state.advance()
-            if cutlass.const_expr(stride > 1):
                 state.advance()
         warpgroup.wait_group(0)
         ab.consumer_release(released)
